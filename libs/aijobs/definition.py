@@ -1,0 +1,131 @@
+"""What a job type is: an immutable definition, checked when it is built (RG-1, RG-2).
+
+Executor and projector are named as `module:object` and loaded only by the executor service, so that the jobs service
+never imports model SDKs or business code.
+"""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+JOB_TYPE_PATTERN = r"^[a-z][a-z0-9_]{1,63}$"
+
+
+class Queue(StrEnum):
+    """The queues that executors consume."""
+
+    INTERACTIVE = "ai-interactive"
+    BACKGROUND = "ai-background"
+
+
+class QueueDefaults(BaseModel):
+    """What a queue gives a definition that says nothing itself, and how many runs one executor holds (QU-1)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    concurrency: int
+    attempts: int
+    backoff: timedelta
+
+
+QUEUE_DEFAULTS = {
+    Queue.INTERACTIVE: QueueDefaults(concurrency=2, attempts=2, backoff=timedelta(seconds=2)),
+    Queue.BACKGROUND: QueueDefaults(concurrency=1, attempts=3, backoff=timedelta(seconds=5)),
+}
+
+
+class CredentialMode(StrEnum):
+    """Whose key pays for model calls."""
+
+    PLATFORM_KEY = "platform_key"
+    USER_DEEPSEEK_KEY = "user_deepseek_key"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Metadata(_Part):
+    """For people and for lists."""
+
+    label: Annotated[str, Field(min_length=1, max_length=100)]
+    description: Annotated[str, Field(min_length=1, max_length=1000)]
+    domain: Literal["analysis", "generation", "import", "maintenance"]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+
+
+class Routing(_Part):
+    """Which queue, and how urgent. Priority 0 goes first, 100 last."""
+
+    queue: Queue
+    default_priority: Annotated[int, Field(ge=0, le=100)] = 50
+
+
+class Execution(_Part):
+    """How one execution is bounded and what follows when it fails.
+
+    `timeout` is for one execution. `max_retries` does not count the first one; `backoff` doubles with each retry.
+    Unset ones take the queue's defaults.
+    """
+
+    timeout: Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(seconds=600))]
+    max_retries: Annotated[int, Field(ge=0, le=20)] | None = None
+    backoff: Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(seconds=600))] | None = None
+    cancellable: bool = True
+    abort_strategy: Literal["fail", "retry"] = "fail"
+
+
+class Schema(_Part):
+    """A versioned pydantic model; its JSON Schema is what callers see."""
+
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    model: type[BaseModel]
+
+
+class Credentials(_Part):
+    """Which credential modes a job may use."""
+
+    allowed: tuple[CredentialMode, ...] = (CredentialMode.PLATFORM_KEY,)
+    default: CredentialMode = CredentialMode.PLATFORM_KEY
+
+    @model_validator(mode="after")
+    def _default_is_allowed(self) -> "Credentials":
+        if self.default not in self.allowed:
+            raise ValueError(f"default mode {self.default} is not among the allowed modes")
+        return self
+
+
+CodeReference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+class JobDefinition(_Part):
+    """Everything the engine knows about a job type.
+
+    Raises:
+        pydantic.ValidationError: when built with values out of bounds; it lists every violation at once.
+
+    """
+
+    job_type: Annotated[str, Field(pattern=JOB_TYPE_PATTERN)]
+    metadata: Metadata
+    routing: Routing
+    execution: Execution
+    input: Schema
+    output: Schema
+    executor: CodeReference
+    projector: CodeReference | None = None
+    credentials: Credentials = Credentials()
+
+    @property
+    def max_retries(self) -> int:
+        """Failed executions that may be tried again."""
+        own = self.execution.max_retries
+        return QUEUE_DEFAULTS[self.routing.queue].attempts - 1 if own is None else own
+
+    @property
+    def backoff(self) -> timedelta:
+        """Wait before the first retry; it doubles with each further one."""
+        own = self.execution.backoff
+        return QUEUE_DEFAULTS[self.routing.queue].backoff if own is None else own

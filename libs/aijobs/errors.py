@@ -1,0 +1,238 @@
+"""Every error that a caller can meet, as one tree; each class carries its reason, gRPC status and advice (AP-2).
+
+    AijobsError
+    ├── InvalidInput            INVALID_INPUT             names the field
+    │   ├── UnknownJobType      UNKNOWN_JOB_TYPE
+    │   ├── PayloadTooLarge     PAYLOAD_TOO_LARGE
+    │   └── InvalidIdempotencyKey
+    ├── JobNotFound             JOB_NOT_FOUND             also for another user's job
+    ├── JobNotCancellable       JOB_NOT_CANCELLABLE
+    ├── JobAlreadyCancelled     JOB_ALREADY_CANCELLED
+    ├── IdempotencyKeyReused    IDEMPOTENCY_KEY_REUSED    only with strict keys
+    ├── RequestIdReused         REQUEST_ID_REUSED
+    ├── LeaseConflict, LeaseLost, CancelRequested, IllegalTransition, ClaimLost, NotAttempted    executor and dispatcher
+    ├── Unauthenticated, PermissionDenied
+    ├── Unavailable             DATABASE_UNAVAILABLE      nothing was written, or it will be found by its identity
+    ├── DeadlineExceeded        DEADLINE_EXCEEDED
+    └── InternalError           INTERNAL
+
+The message is public: it holds no addresses, paths or stack traces. What an operator needs goes to the log.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from grpc import StatusCode
+
+DOMAIN = "aijobs"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that is not as it must be."""
+
+    field: str
+    description: str
+
+
+class AijobsError(Exception):
+    """Base of all. `advice` tells a person what to do next."""
+
+    reason: ClassVar[str]
+    status: ClassVar[StatusCode]
+    advice: ClassVar[str]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        violations: Sequence[FieldViolation] = (),
+        retry_after: timedelta | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.violations = tuple(violations)
+        self.retry_after = retry_after
+
+
+class InvalidInput(AijobsError):
+    """A field of the request is not as it must be. Nothing was written."""
+
+    reason = "INVALID_INPUT"
+    status = StatusCode.INVALID_ARGUMENT
+    advice = "Correct the named fields and send the request again."
+
+    @classmethod
+    def field(cls, field: str, description: str) -> "InvalidInput":
+        """Build the error for one field."""
+        return cls.fields([FieldViolation(field, description)])
+
+    @classmethod
+    def fields(cls, violations: Sequence[FieldViolation]) -> "InvalidInput":
+        """Build the error for several fields."""
+        return cls("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
+
+
+class UnknownJobType(InvalidInput):
+    """No definition has this name."""
+
+    reason = "UNKNOWN_JOB_TYPE"
+    advice = "List the known types with `aijobs types` (JobAdminService.ListJobTypes)."
+
+    def __init__(self, job_type: str, *, known: Iterable[str]) -> None:
+        names = ", ".join(known) or "none"
+        description = f"no job type {job_type[:80]!r}; known: {names}"
+        super().__init__(f"job_type: {description}", violations=[FieldViolation("job_type", description)])
+
+
+class PayloadTooLarge(InvalidInput):
+    """A field is larger than the engine takes."""
+
+    reason = "PAYLOAD_TOO_LARGE"
+    advice = "Send less, or store the content elsewhere and send its id."
+
+
+class InvalidIdempotencyKey(InvalidInput):
+    """The idempotency key has characters or a length that could make two keys one (ruling 15)."""
+
+    reason = "INVALID_IDEMPOTENCY_KEY"
+    advice = "Use 1 to 128 printable ASCII characters without blanks."
+
+
+class JobNotFound(AijobsError):
+    """No such job, or it belongs to somebody else (never said which)."""
+
+    reason = "JOB_NOT_FOUND"
+    status = StatusCode.NOT_FOUND
+    advice = "Check the job id and on whose behalf you ask."
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no job {job_id[:64]!r}")
+
+
+class JobNotCancellable(AijobsError):
+    """The job has ended, or its type cannot be cancelled."""
+
+    reason = "JOB_NOT_CANCELLABLE"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Nothing to do: read the job's state."
+
+
+class JobAlreadyCancelled(AijobsError):
+    """The job is cancelled already."""
+
+    reason = "JOB_ALREADY_CANCELLED"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Nothing to do."
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} is cancelled already")
+
+
+class IdempotencyKeyReused(AijobsError):
+    """Strict keys were asked for, and the key belongs to a job of another request."""
+
+    reason = "IDEMPOTENCY_KEY_REUSED"
+    status = StatusCode.ALREADY_EXISTS
+    advice = "Use a new key for a new request, or repeat the first request exactly."
+
+
+class RequestIdReused(AijobsError):
+    """The request id belongs to another request of the same caller."""
+
+    reason = "REQUEST_ID_REUSED"
+    status = StatusCode.ALREADY_EXISTS
+    advice = "Make a fresh request id for every request; only an exact repeat may carry the same one."
+
+    def __init__(self) -> None:
+        super().__init__("request_id: already used for another request")
+
+
+class LeaseConflict(AijobsError):
+    """Somebody else holds the job's lease."""
+
+    reason = "LEASE_CONFLICT"
+    status = StatusCode.ABORTED
+    advice = "Acknowledge the message; the holder finishes the job."
+
+
+class LeaseLost(AijobsError):
+    """The attempt or the lease token is not the present one (LC-5)."""
+
+    reason = "LEASE_LOST"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Stop the run at once and report nothing."
+
+
+class CancelRequested(AijobsError):
+    """A cancel was acknowledged: the run can only end cancelled (LC-9)."""
+
+    reason = "CANCEL_REQUESTED"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Stop the run and confirm with a cancelled outcome."
+
+
+class IllegalTransition(AijobsError):
+    """The state machine has no such change (LC-2). The message names both states."""
+
+    reason = "ILLEGAL_TRANSITION"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Read the job's state."
+
+
+class ClaimLost(AijobsError):
+    """The claim on an event had expired and somebody else has it."""
+
+    reason = "CLAIM_LOST"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Drop the event."
+
+
+class NotAttempted(AijobsError):
+    """An item of a batch did not fit."""
+
+    reason = "NOT_ATTEMPTED"
+    status = StatusCode.RESOURCE_EXHAUSTED
+    advice = "Send the item again in another batch."
+
+
+class Unauthenticated(AijobsError):
+    """No token, or one that does not hold."""
+
+    reason = "UNAUTHENTICATED"
+    status = StatusCode.UNAUTHENTICATED
+    advice = "Send a valid token: set AIJOBS_TOKEN."
+
+
+class PermissionDenied(AijobsError):
+    """The caller has none of the roles that may call the method."""
+
+    reason = "PERMISSION_DENIED"
+    status = StatusCode.PERMISSION_DENIED
+    advice = "Use a token with one of the named roles."
+
+
+class Unavailable(AijobsError):
+    """The database cannot be reached. Repeating the request is safe."""
+
+    reason = "DATABASE_UNAVAILABLE"
+    status = StatusCode.UNAVAILABLE
+    advice = "Try again shortly; operators: see the jobs service's log."
+
+
+class DeadlineExceeded(AijobsError):
+    """The call took longer than its deadline. Repeating it is safe."""
+
+    reason = "DEADLINE_EXCEEDED"
+    status = StatusCode.DEADLINE_EXCEEDED
+    advice = "Try again with a longer deadline."
+
+
+class InternalError(AijobsError):
+    """A fault of ours. The log has the details."""
+
+    reason = "INTERNAL"
+    status = StatusCode.INTERNAL
+    advice = "Report it with the time of the call."

@@ -1,0 +1,79 @@
+"""Why an execution failed, and what follows from it: one table (EX-2).
+
+A handler raises `ExecutionFailed` with a code. Exact codes are looked up first, then the longest prefix. The jobs
+service decides by the same table whether the run may try again, so executor and jobs service never disagree.
+
+    code                      again?              what the user reads
+    PROVIDER_*                yes, with backoff   the model could not be reached, try later
+    VALIDATION_*              yes, with feedback  the model's answer did not fit
+    TIMEOUT                   by abort strategy   it took too long
+    INTERNAL_*                once                something broke on our side
+    everything else           no                  its own sentence
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+
+class Again(StrEnum):
+    """Whether a failed execution may be followed by another one, `max_retries` permitting."""
+
+    NEVER = "never"
+    ONCE = "once"
+    BY_ABORT_STRATEGY = "by_abort_strategy"
+    YES = "yes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """What the taxonomy says about a code."""
+
+    again: Again
+    public: str
+
+
+#: Key: a full code, or a prefix ending in `_`.
+TAXONOMY: dict[str, Treatment] = {
+    "PROVIDER_": Treatment(again=Again.YES, public="The AI model is not available right now. Please try again later."),
+    # The provider understood us and said no: the same request gets the same answer.
+    "PROVIDER_REQUEST_REJECTED": Treatment(
+        again=Again.NEVER, public="The AI model did not accept the request. Please contact support."
+    ),
+    "VALIDATION_": Treatment(again=Again.YES, public="The AI model gave an answer that does not fit what was asked."),
+    "CONTENT_SAFETY_": Treatment(again=Again.NEVER, public="The content was refused by the safety check."),
+    "TIMEOUT": Treatment(again=Again.BY_ABORT_STRATEGY, public="The job took too long and was stopped."),
+    "CREDENTIAL_": Treatment(again=Again.NEVER, public="The model key is missing, expired or refused."),
+    "BUDGET_EXHAUSTED": Treatment(again=Again.NEVER, public="The job reached its usage limit."),
+    "UNSUPPORTED_SCHEMA": Treatment(
+        again=Again.NEVER, public="The offline provider cannot answer for this output schema; see docs/offline.md."
+    ),
+    "INTERNAL_": Treatment(again=Again.ONCE, public="Something went wrong on our side. Please try again."),
+}
+
+
+def treatment(code: str) -> Treatment:
+    """Look up a code. A code that nothing matches is treated as `INTERNAL_*`."""
+    if code in TAXONOMY:
+        return TAXONOMY[code]
+    prefixes = [prefix for prefix in TAXONOMY if prefix.endswith("_") and code.startswith(prefix)]
+    return TAXONOMY[max(prefixes, key=len, default="INTERNAL_")]
+
+
+class ExecutionFailed(Exception):
+    """Raised by a handler, or by what it calls, to fail one execution of a job.
+
+    Attributes:
+        code: code of the taxonomy, for example `PROVIDER_TIMEOUT`.
+        internal: for operators; may name hosts and models, never keys, prompts or answers.
+        feedback: for the next prompt, in words for a model; empty if there is nothing to say.
+        retry_after: the provider's wish for how long to wait, if it had one.
+
+    """
+
+    def __init__(self, code: str, internal: str, *, feedback: str = "", retry_after: timedelta | None = None) -> None:
+        super().__init__(f"{code}: {internal}")
+        self.code = code
+        self.internal = internal
+        self.feedback = feedback
+        self.retry_after = retry_after

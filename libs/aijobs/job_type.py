@@ -1,0 +1,149 @@
+"""What authors of job types write against: an executor, a projector, and what the engine hands them.
+
+    async def execute(context: ExecutionContext[MyInput]) -> MyOutput: ...
+    def project(job: ProjectedJob, output: MyOutput) -> Projection: ...
+
+The executor does the work of one execution and may be run again, even while an earlier one is still dying: its only
+effect is what it returns. The projector turns a validated output into artifacts; it is pure (PJ-1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Literal, Protocol, TypeVar
+from uuid import NAMESPACE_URL, uuid5
+
+from pydantic import BaseModel
+
+from aijobs.canonical import JsonObject, JsonValue
+
+InputT = TypeVar("InputT", bound=BaseModel, covariant=True)
+
+
+class ModelTier(StrEnum):
+    """How capable, and how costly, a model a request wants. Settings say which model serves a tier (EX-7)."""
+
+    PRIMARY = "primary"
+    STRONG = "strong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation with a model."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One question to a model whose answer must be a JSON object that fits `output_schema` (JSON Schema 2020-12)."""
+
+    messages: Sequence[Message]
+    output_schema: JsonObject
+    tier: ModelTier = ModelTier.PRIMARY
+    max_output_tokens: int = 4096
+    temperature: float = 0.3
+    prompt_key: str = ""
+    prompt_version: str = ""
+
+
+class ModelGateway(Protocol):
+    """The way to models. Every call is one request on the wire, recorded in the usage ledger; it never retries."""
+
+    async def generate_json(self, request: ModelRequest) -> JsonObject:
+        """Ask a model, parse its answer (EX-8) and validate it against the request's schema.
+
+        Raises:
+            ExecutionFailed: `PROVIDER_*`, `VALIDATION_*` with feedback for the next prompt, `CREDENTIAL_*`.
+
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierError:
+    """A failed execution of the same job, to be fed back into the next prompt."""
+
+    code: str
+    feedback: str
+
+
+class ProgressReport(Protocol):
+    """Tells the engine how far an execution is."""
+
+    def __call__(self, percent: int) -> None:
+        """Report a percentage from 0 to 100; users see it with the next heartbeat. Never blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionContext(Generic[InputT]):
+    """What one execution works with. Passed explicitly, never ambient."""
+
+    job_id: str
+    job_type: str
+    user_id: str
+    #: Rises with every lock of the job; `execution` counts within an attempt, from 1.
+    attempt: int
+    execution: int
+    input: InputT
+    models: ModelGateway
+    progress: ProgressReport
+    earlier_errors: Sequence[EarlierError] = ()
+
+
+class Executor(Protocol):
+    """Does the work of one execution of a job type."""
+
+    async def __call__(self, context: ExecutionContext[BaseModel]) -> BaseModel | JsonValue:
+        """Return the output; the engine validates it against the definition's output model.
+
+        Cancellation and timeout arrive as `asyncio.CancelledError` at an await: clean up and let it pass.
+
+        Raises:
+            ExecutionFailed: this execution failed; the taxonomy decides what follows. Anything else is
+                `INTERNAL_HANDLER_ERROR`.
+
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """One thing that a job leaves behind. `artifact_id` is made by `artifact_id()`."""
+
+    type: str
+    artifact_id: str
+    ordinal: int
+    content: JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Everything that is committed together with the success of a job (PJ-2)."""
+
+    artifacts: Sequence[Artifact] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedJob:
+    """What a projector may know about the job."""
+
+    job_id: str
+    job_type: str
+    user_id: str
+    input: BaseModel
+
+
+class Projector(Protocol):
+    """Maps a validated output to what the job leaves behind."""
+
+    def __call__(self, job: ProjectedJob, output: BaseModel) -> Projection:
+        """Return the projection. Pure: no I/O, no clock, no randomness, so that a repeat gives the same (PJ-1)."""
+        ...
+
+
+def artifact_id(job_id: str, artifact_type: str, ordinal: int) -> str:
+    """Return the id of a job's artifact: a UUIDv5 (RFC 9562) of its three parts, the same in every repeat (PJ-1)."""
+    return str(uuid5(NAMESPACE_URL, f"aijobs:{job_id}:{artifact_type}:{ordinal}"))

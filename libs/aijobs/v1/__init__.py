@@ -1,0 +1,1 @@
+"""Generated from `protos/aijobs/v1`; never edited by hand (`make protos`)."""
