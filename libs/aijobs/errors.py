@@ -14,7 +14,13 @@
     ├── Unauthenticated, PermissionDenied
     ├── Unavailable             DATABASE_UNAVAILABLE      nothing was written, or it will be found by its identity
     ├── DeadlineExceeded        DEADLINE_EXCEEDED
-    └── InternalError           INTERNAL
+    ├── ShuttingDown            SHUTTING_DOWN             ends the streams and long polls of a stopping server
+    ├── InternalError           INTERNAL
+    └── only made by clients:
+        ├── Unreachable         UNREACHABLE               no answer from the address
+        ├── ServerBusy          SERVER_BUSY
+        ├── Unimplemented       UNIMPLEMENTED             server and client are of different versions
+        └── UnknownRefusal      whatever the server said  a reason that this version does not know
 
 The message is public: it holds no addresses, paths or stack traces. What an operator needs goes to the log.
 """
@@ -22,7 +28,7 @@ The message is public: it holds no addresses, paths or stack traces. What an ope
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar
+from typing import Self
 
 from grpc import StatusCode
 
@@ -40,9 +46,9 @@ class FieldViolation:
 class AijobsError(Exception):
     """Base of all. `advice` tells a person what to do next."""
 
-    reason: ClassVar[str]
-    status: ClassVar[StatusCode]
-    advice: ClassVar[str]
+    reason: str
+    status: StatusCode
+    advice: str
 
     def __init__(
         self,
@@ -55,6 +61,15 @@ class AijobsError(Exception):
         self.message = message
         self.violations = tuple(violations)
         self.retry_after = retry_after
+
+    @classmethod
+    def rebuilt(
+        cls, message: str, *, violations: Sequence[FieldViolation] = (), retry_after: timedelta | None = None
+    ) -> Self:
+        """Build an error from what came over the wire, whatever the constructor of its class asks for."""
+        error = cls.__new__(cls)
+        AijobsError.__init__(error, message, violations=violations, retry_after=retry_after)
+        return error
 
 
 class InvalidInput(AijobsError):
@@ -236,3 +251,52 @@ class InternalError(AijobsError):
     reason = "INTERNAL"
     status = StatusCode.INTERNAL
     advice = "Report it with the time of the call."
+
+
+class ShuttingDown(AijobsError):
+    """The server is stopping and ends its streams and long polls. Repeating or resuming the call is safe."""
+
+    reason = "SHUTTING_DOWN"
+    status = StatusCode.UNAVAILABLE
+    advice = "Repeat the call: another replica, or this one restarted, answers it."
+
+    def __init__(self) -> None:
+        super().__init__("the service is shutting down")
+
+
+class Unreachable(AijobsError):
+    """Nothing answers at the address. Repeating the request is safe."""
+
+    reason = "UNREACHABLE"
+    status = StatusCode.UNAVAILABLE
+    advice = "Check that the service runs and that AIJOBS_ADDRESS (or --address) names it; `aijobs dev` starts one."
+
+    def __init__(self, address: str, why: str = "") -> None:
+        name = f"the service at {address}" if address else "the service"
+        super().__init__(f"{name} cannot be reached" + (f": {why}" if why else ""))
+
+
+class ServerBusy(AijobsError):
+    """The server, or what stands in front of it, takes no more calls at the moment."""
+
+    reason = "SERVER_BUSY"
+    status = StatusCode.RESOURCE_EXHAUSTED
+    advice = "Try again shortly, more slowly."
+
+
+class Unimplemented(AijobsError):
+    """The server does not know the method."""
+
+    reason = "UNIMPLEMENTED"
+    status = StatusCode.UNIMPLEMENTED
+    advice = "Check that the address is that of the right service, and that its version is not older than the client's."
+
+
+class UnknownRefusal(AijobsError):
+    """An error whose reason this version does not know: a newer server's, or that of a proxy on the way."""
+
+    def __init__(self, message: str, *, reason: str, status: StatusCode, advice: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+        self.advice = advice
