@@ -26,7 +26,9 @@ def main() -> None:
     """Entry point of `make lock`."""
     resolve("uv.lock", names="uv\n")
     resolve("runtime.lock", "pyproject.toml", "--extra", "all", names=BUILD)
-    resolve("dev.lock", "pyproject.toml", "--extra", "all", "--group", "dev", "-c", "requirements/runtime.lock", names=BUILD)
+    resolve(
+        "dev.lock", "pyproject.toml", "--extra", "all", "--group", "dev", "-c", "requirements/runtime.lock", names=BUILD
+    )
 
 
 if __name__ == "__main__":

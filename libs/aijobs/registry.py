@@ -85,7 +85,9 @@ class Registry(Mapping[str, JobDefinition]):
             try:
                 definition = entry_point.load()
             except ValidationError as error:
-                violations += [f"{entry_point.name}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+                violations += [
+                    f"{entry_point.name}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+                ]
                 continue
             except Exception as error:  # noqa: BLE001 - somebody else's module may raise anything; all are listed
                 violations.append(f"{entry_point.name}: cannot load {entry_point.value}: {error}")

@@ -1,0 +1,123 @@
+"""The composition root of the jobs service: builds every part and says who knows whom."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from aijobs.errors import Unavailable
+from aijobs.registry import Registry
+from aijobs.rpc.server import RpcServer
+from aijobs.service import background
+from aijobs.v1 import (
+    job_admin_service_pb2_grpc,
+    job_service_pb2_grpc,
+    lifecycle_service_pb2_grpc,
+    outbox_service_pb2_grpc,
+)
+from services.jobs.cancellation import JobCancellation
+from services.jobs.creation import JobCreation
+from services.jobs.execution import JobExecution
+from services.jobs.migrate import require_current
+from services.jobs.outbox import Outbox
+from services.jobs.queries import JobQueries
+from services.jobs.rpc.job_admin_servicer import JobAdminServicer
+from services.jobs.rpc.job_servicer import JobServicer
+from services.jobs.rpc.lifecycle_servicer import LifecycleServicer
+from services.jobs.rpc.outbox_servicer import OutboxServicer
+from services.jobs.settings import JobsSettings
+from services.jobs.store.database import Database
+from services.jobs.usage import UsageLedger
+from services.jobs.wakeups import Wakeups
+from services.jobs.watching import JobWatching
+
+#: How long a start waits between two looks at a database that is not there yet.
+DATABASE_RETRY_SECONDS = 1.0
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsApp:
+    """The parts of the jobs service."""
+
+    settings: JobsSettings
+    database: Database
+    server: RpcServer
+    outbox: Outbox
+    watching: JobWatching
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
+        """Serve until `stop` is set, then end calls in flight and close the database.
+
+        Args:
+            stop: ends the service.
+            on_ready: is told the port once calls are taken.
+
+        Raises:
+            SchemaOutdated: the database needs `aijobs migrate` first.
+            CannotListenError: the address is taken.
+            BrokenLoopError: a background loop ended by itself.
+
+        """
+        try:
+            port = await self.server.start()
+            await self._database_is_ready(stop)
+            if not stop.is_set():
+                async with background(stop, self.outbox, self.watching):
+                    await self.server.set_ready(True)
+                    if on_ready is not None:
+                        on_ready(port)
+                    await stop.wait()
+                    await self.server.stop(self.settings.drain_time)
+        finally:
+            await self.server.stop(self.settings.drain_time)
+            await self.database.close()
+
+    async def _database_is_ready(self, stop: asyncio.Event) -> None:
+        """Wait for a database that is still starting; refuse one with another schema."""
+        while not stop.is_set():
+            try:
+                await require_current(self.database)
+            except Unavailable:
+                log.warning("waiting for the database; check AIJOBS_DATABASE_URL if this goes on")
+                try:
+                    async with asyncio.timeout(DATABASE_RETRY_SECONDS):
+                        await stop.wait()
+                except TimeoutError:
+                    continue
+            return
+
+
+def build(settings: JobsSettings, registry: Registry) -> JobsApp:
+    """Put the service together; nothing runs yet."""
+    wakeups = Wakeups()
+    database = Database(settings.database_url.get_secret_value(), pool_size=settings.database_pool_size)
+    queries = JobQueries(database)
+    watching = JobWatching(queries, wakeups)
+    outbox = Outbox(
+        database,
+        wakeups,
+        claim_time=settings.claim_time,
+        release_interval=settings.claim_release_interval,
+    )
+    server = RpcServer(settings.listen, settings.verifier())
+    server.add(
+        "aijobs.v1.JobService",
+        job_service_pb2_grpc.add_JobServiceServicer_to_server,
+        JobServicer(JobCreation(database, registry, wakeups), queries, JobCancellation(database, wakeups), watching),
+    )
+    server.add(
+        "aijobs.v1.JobAdminService",
+        job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
+        JobAdminServicer(registry),
+    )
+    server.add(
+        "aijobs.v1.LifecycleService",
+        lifecycle_service_pb2_grpc.add_LifecycleServiceServicer_to_server,
+        LifecycleServicer(JobExecution(database, registry, wakeups, settings.lease_time), UsageLedger(database)),
+    )
+    server.add(
+        "aijobs.v1.OutboxService", outbox_service_pb2_grpc.add_OutboxServiceServicer_to_server, OutboxServicer(outbox)
+    )
+    return JobsApp(settings=settings, database=database, server=server, outbox=outbox, watching=watching)

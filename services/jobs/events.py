@@ -1,0 +1,67 @@
+"""The events that leave through the outbox, written in the transaction of the change they tell of (OB-1, OB-8).
+
+Payloads hold ids and codes, never a user id and nothing that a user or a model wrote.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+
+from uuid_utils import uuid7
+
+from aijobs.states import JobState
+from services.jobs.store.jobs import JobRow
+from services.jobs.store.outbox import NewEvent
+
+AGGREGATE_TYPE = "AiJob"
+
+
+class EventType(StrEnum):
+    """Every type of event."""
+
+    ENQUEUE = "ai.job.enqueue"
+    COMPLETED = "ai.job.completed"
+    FAILED = "ai.job.failed"
+    CANCELLED = "ai.job.cancelled"
+
+
+END_EVENTS = {
+    JobState.SUCCEEDED: EventType.COMPLETED,
+    JobState.FAILED: EventType.FAILED,
+    JobState.CANCELLED: EventType.CANCELLED,
+}
+
+
+def enqueue(job_id: str, *, job_type: str, queue: str, priority: int, dispatch_no: int) -> NewEvent:
+    """Build the event that makes an executor run the job. Its payload is exactly these four fields (OB-1)."""
+    payload = {"jobId": job_id, "jobType": job_type, "queueName": queue, "priority": priority}
+    return _event(EventType.ENQUEUE, job_id, dispatch_no, payload, str(uuid7()))
+
+
+def of_end(job: JobRow) -> NewEvent:
+    """Build the event that tells other backends that a job has ended (OB-8). The row is the one after the change."""
+    event_id = str(uuid7())
+    payload = {
+        "eventId": event_id,
+        "jobId": job.job_id,
+        "jobType": job.job_type,
+        "state": job.lifecycle_status,
+        "errorCode": job.error_code,
+        "outputHash": job.output_hash,
+        "sequence": job.sequence,
+        "occurredAt": (job.finished_at or job.read_at).isoformat(timespec="microseconds"),
+    }
+    return _event(END_EVENTS[job.lifecycle_status], job.job_id, job.dispatch_no, payload, event_id)
+
+
+def _event(
+    event_type: EventType, job_id: str, dispatch_no: int, payload: Mapping[str, object], event_id: str
+) -> NewEvent:
+    return NewEvent(
+        event_id=event_id,
+        event_type=event_type,
+        aggregate_type=AGGREGATE_TYPE,
+        aggregate_id=job_id,
+        dedupe_key=f"{event_type}:{job_id}:{dispatch_no}",
+        payload_json=json.dumps(payload, separators=(",", ":")),
+    )

@@ -1,0 +1,92 @@
+"""Bringing a database to this version's schema (`aijobs migrate`).
+
+Replicas that start together may all call it: on MySQL an advisory lock lets one work and the others wait.
+"""
+
+import asyncio
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from aijobs.errors import Unavailable
+from services.jobs.store.database import Database
+
+MIGRATIONS = Path(__file__).parent / "store" / "migrations"
+LOCK_NAME = "aijobs_migrate"
+LOCK_WAIT_SECONDS = 60
+
+
+class SchemaOutdated(Exception):
+    """The database's schema is not this version's."""
+
+
+def upgrade(database_url: str) -> list[str]:
+    """Apply every migration that is missing and return their revisions, oldest first.
+
+    Raises:
+        ValueError: not a database URL that we run on.
+        Unavailable: the database cannot be reached, or another migration runs for more than a minute.
+
+    """
+    return asyncio.run(upgrade_with(database_url))
+
+
+async def upgrade_with(database_url: str) -> list[str]:
+    """Do the same inside a running event loop."""
+    database = Database(database_url, pool_size=1)
+    try:
+        async with database.engine.connect() as connection:
+            applied = await connection.run_sync(_upgrade)
+            await connection.commit()
+            return applied
+    except (OSError, DBAPIError) as error:
+        raise Unavailable("the database cannot be reached or refuses the migration") from error
+    finally:
+        await database.close()
+
+
+async def require_current(database: Database) -> None:
+    """Check that the schema is this version's.
+
+    Raises:
+        SchemaOutdated: it is not; the message says what to do.
+        Unavailable: the database cannot be reached.
+
+    """
+    try:
+        async with database.engine.connect() as connection:
+            present = await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
+    except (OSError, DBAPIError) as error:
+        raise Unavailable("the database cannot be reached") from error
+    wanted = ScriptDirectory.from_config(_config()).get_current_head()
+    if present != wanted:
+        raise SchemaOutdated(
+            f"the database is at revision {present or 'none'}, this version needs {wanted}: run `aijobs migrate`"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _upgrade(connection: Connection) -> list[str]:
+    mysql = connection.dialect.name != "sqlite"
+    if mysql:
+        got = connection.execute(text("SELECT GET_LOCK(:name, :wait)"), {"name": LOCK_NAME, "wait": LOCK_WAIT_SECONDS})
+        if got.scalar_one() != 1:
+            raise Unavailable("another migration has been running for a minute")
+    config = _config()
+    before = MigrationContext.configure(connection).get_current_revision()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    if mysql:
+        connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": LOCK_NAME})
+    applied = ScriptDirectory.from_config(config).iterate_revisions("head", before)
+    return [script.revision for script in reversed(list(applied)) if script.revision != before]

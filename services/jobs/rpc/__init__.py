@@ -1,0 +1,1 @@
+"""Where messages stop: each servicer translates, calls one use case and translates back."""

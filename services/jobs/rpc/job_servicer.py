@@ -1,0 +1,153 @@
+"""JobService: what backends and users call."""
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from aijobs.errors import AijobsError, InvalidInput
+from aijobs.rpc.auth import current_caller
+from aijobs.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc
+from services.jobs.cancellation import Cancel, CancelOutcome, JobCancellation
+from services.jobs.creation import JobCreation, NewJob
+from services.jobs.queries import JobFilter, JobQueries, Viewer
+from services.jobs.rpc import translate
+from services.jobs.watching import JobWatching
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+OUTCOMES = {
+    CancelOutcome.CANCELLED: job_service_pb2.CANCEL_OUTCOME_CANCELLED,
+    CancelOutcome.REQUESTED: job_service_pb2.CANCEL_OUTCOME_REQUESTED,
+}
+
+
+class JobServicer(job_service_pb2_grpc.JobServiceServicer):
+    """Translates between the wire and the use cases."""
+
+    def __init__(
+        self, creation: JobCreation, queries: JobQueries, cancellation: JobCancellation, watching: JobWatching
+    ) -> None:
+        self._creation = creation
+        self._queries = queries
+        self._cancellation = cancellation
+        self._watching = watching
+
+    async def CreateJob(
+        self, request: job_service_pb2.CreateJobRequest, context: Context
+    ) -> job_service_pb2.CreateJobResponse:
+        """Create one job."""
+        del context
+        new = _new_job(request)
+        if request.validate_only:
+            self._creation.check(new)
+            return job_service_pb2.CreateJobResponse()
+        (created,) = await self._creation.create(current_caller().subject, [new])
+        if isinstance(created, AijobsError):
+            raise created
+        return job_service_pb2.CreateJobResponse(
+            job=translate.row_only(created.job),
+            deduplicated=created.deduplicated,
+            request_differs=created.request_differs,
+        )
+
+    async def GetJob(self, request: job_service_pb2.GetJobRequest, context: Context) -> job_service_pb2.GetJobResponse:
+        """Return one job."""
+        del context
+        detail = await self._queries.get(
+            _viewer(request.user_id),
+            translate.identifier("job_id", request.job_id),
+            full=request.view == job_pb2.JOB_VIEW_FULL,
+        )
+        return job_service_pb2.GetJobResponse(job=translate.job(detail))
+
+    async def ListJobs(
+        self, request: job_service_pb2.ListJobsRequest, context: Context
+    ) -> job_service_pb2.ListJobsResponse:
+        """Return a page of jobs."""
+        del context
+        unknown = [number for number in request.states if number not in translate.STATES_BACK]
+        if unknown:
+            raise InvalidInput.field("states", f"no state with number {unknown[0]}")
+        caller = current_caller()
+        page = await self._queries.page(
+            Viewer(caller=caller.subject, user_id=None if caller.may_act_for_anyone else caller.subject),
+            JobFilter(
+                user_id=request.user_id,
+                job_type=request.job_type,
+                states=[translate.STATES_BACK[number] for number in request.states],
+                queue=request.queue,
+            ),
+            size=request.page_size,
+            token=request.page_token,
+        )
+        return job_service_pb2.ListJobsResponse(
+            jobs=[translate.job(detail) for detail in page.jobs], next_page_token=page.next_page_token
+        )
+
+    async def CancelJob(
+        self, request: job_service_pb2.CancelJobRequest, context: Context
+    ) -> job_service_pb2.CancelJobResponse:
+        """Cancel one job."""
+        del context
+        answer = await self._cancellation.cancel(
+            _viewer(request.user_id),
+            Cancel(
+                request_id=translate.identifier("request_id", request.request_id or str(uuid4())),
+                job_id=translate.identifier("job_id", request.job_id),
+                reason=translate.reason("reason", request.reason),
+            ),
+        )
+        return job_service_pb2.CancelJobResponse(outcome=OUTCOMES[answer.outcome], job=translate.row_only(answer.job))
+
+    async def WatchJob(
+        self, request: job_service_pb2.WatchJobRequest, context: Context
+    ) -> AsyncIterator[job_service_pb2.WatchJobResponse]:
+        """Stream one job's changes."""
+        del context
+        after = request.after_sequence if request.HasField("after_sequence") else None
+        if after is not None and after < 0:
+            raise InvalidInput.field("after_sequence", "must not be negative")
+        updates = self._watching.watch(
+            _viewer(request.user_id),
+            translate.identifier("job_id", request.job_id),
+            after_sequence=after,
+            include_progress=request.include_progress,
+        )
+        async for update in updates:
+            message = job_service_pb2.WatchJobResponse()
+            if update.detail is None:
+                now = Timestamp()
+                now.GetCurrentTime()
+                message.keep_alive_time.CopyFrom(now)
+            else:
+                message.job.CopyFrom(translate.job(update.detail))
+            if update.transition is not None:
+                message.transition.CopyFrom(translate.transition(update.transition))
+            yield message
+
+
+def _viewer(user_id: str) -> Viewer:
+    """Say whose jobs exist for the caller: everybody's, those of the user it speaks for, or only its own."""
+    caller = current_caller()
+    if caller.may_act_for_anyone:
+        return Viewer(caller=caller.subject, user_id=user_id or None)
+    return Viewer(caller=caller.subject, user_id=caller.subject)
+
+
+def _new_job(request: job_service_pb2.CreateJobRequest) -> NewJob:
+    overrides = request.overrides
+    return NewJob(
+        # Callers that want repeats to be safe send their own.
+        request_id=request.request_id or str(uuid4()),
+        user_id=request.user_id,
+        job_type=request.job_type,
+        target_type=request.target.type,
+        target_id=request.target.id,
+        input=translate.payload(request),
+        idempotency_key=request.idempotency_key or None,
+        strict_idempotency=request.strict_idempotency,
+        labels=dict(request.labels),
+        priority=overrides.priority if overrides.HasField("priority") else None,
+    )

@@ -1,0 +1,261 @@
+"""LifecycleService: what executors call. Each item of a batch is checked and answered by itself."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, assert_never
+
+import grpc
+
+from aijobs.errors import AijobsError, InvalidInput
+from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
+from services.jobs.execution import (
+    Accepted,
+    Cancelled,
+    Extend,
+    Extended,
+    Failed,
+    JobExecution,
+    Locked,
+    LockRequest,
+    Outcome,
+    Succeeded,
+)
+from services.jobs.lifecycle import Lease
+from services.jobs.rpc import translate
+from services.jobs.store.contents import ArtifactRow
+from services.jobs.store.usage import Call, Settled
+from services.jobs.usage import UsageLedger
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+MessageT = TypeVar("MessageT")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+LONGEST_CODE = 64
+LONGEST_FEEDBACK = 4000
+TOKEN_SOURCES = {
+    lifecycle_service_pb2.TOKEN_SOURCE_MEASURED: "measured",
+    lifecycle_service_pb2.TOKEN_SOURCE_ESTIMATED: "estimated",
+    lifecycle_service_pb2.TOKEN_SOURCE_NONE: "none",
+}
+
+
+class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
+    """Translates between the wire and the use cases."""
+
+    def __init__(self, execution: JobExecution, ledger: UsageLedger) -> None:
+        self._execution = execution
+        self._ledger = ledger
+
+    async def LockJobs(
+        self, request: lifecycle_service_pb2.LockJobsRequest, context: Context
+    ) -> lifecycle_service_pb2.LockJobsResponse:
+        """Hand out leases."""
+        del context
+        executor_id = translate.identifier("executor_id", request.executor_id)
+        batch = _Batch(request.items, _lock_request)
+        results = batch.merge(await self._execution.lock(executor_id, batch.good))
+        return lifecycle_service_pb2.LockJobsResponse(
+            results=[
+                lifecycle_service_pb2.LockResult(error=translate.item_error(result))
+                if isinstance(result, AijobsError)
+                else lifecycle_service_pb2.LockResult(locked=_locked(result))
+                for result in results
+            ]
+        )
+
+    async def ExtendLeases(
+        self, request: lifecycle_service_pb2.ExtendLeasesRequest, context: Context
+    ) -> lifecycle_service_pb2.ExtendLeasesResponse:
+        """Renew leases."""
+        del context
+        batch = _Batch(request.items, _extend)
+        results = batch.merge(await self._execution.extend(batch.good))
+        return lifecycle_service_pb2.ExtendLeasesResponse(
+            results=[
+                lifecycle_service_pb2.ExtendResult(error=translate.item_error(result))
+                if isinstance(result, AijobsError)
+                else lifecycle_service_pb2.ExtendResult(extended=_extended(result))
+                for result in results
+            ]
+        )
+
+    async def RecordUsage(
+        self, request: lifecycle_service_pb2.RecordUsageRequest, context: Context
+    ) -> lifecycle_service_pb2.RecordUsageResponse:
+        """Store model calls."""
+        del context
+        batch = _Batch(request.calls, _call)
+        results = batch.merge(await self._ledger.record(batch.good))
+        return lifecycle_service_pb2.RecordUsageResponse(
+            results=[
+                lifecycle_service_pb2.RecordUsageResult(
+                    error=translate.item_error(result) if isinstance(result, AijobsError) else None
+                )
+                for result in results
+            ]
+        )
+
+    async def SubmitOutcomes(
+        self, request: lifecycle_service_pb2.SubmitOutcomesRequest, context: Context
+    ) -> lifecycle_service_pb2.SubmitOutcomesResponse:
+        """Store what became of runs."""
+        del context
+        batch = _Batch(request.items, _outcome)
+        results = batch.merge(await self._execution.submit(batch.good))
+        return lifecycle_service_pb2.SubmitOutcomesResponse(
+            results=[
+                lifecycle_service_pb2.OutcomeResult(error=translate.item_error(result))
+                if isinstance(result, AijobsError)
+                else lifecycle_service_pb2.OutcomeResult(accepted=_accepted(result))
+                for result in results
+            ]
+        )
+
+
+class _Batch(Generic[ItemT]):
+    """A batch whose bad items are set aside and put back at their places among the answers."""
+
+    def __init__(self, messages: Iterable[MessageT], parse: Callable[[MessageT], ItemT]) -> None:
+        fitting, self._left = translate.fitting(list(messages))
+        self.good: list[ItemT] = []
+        self._bad: dict[int, AijobsError] = {}
+        for index, message in enumerate(fitting):
+            try:
+                self.good.append(parse(message))
+            except AijobsError as error:
+                self._bad[index] = error
+        self._count = len(fitting)
+
+    def merge(self, results: Sequence[ResultT | AijobsError]) -> list[ResultT | AijobsError]:
+        """Return an answer for every message that came in, in order."""
+        answers = iter(results)
+        merged = [self._bad[index] if index in self._bad else next(answers) for index in range(self._count)]
+        return [*merged, *self._left]
+
+
+def _lease(message: lifecycle_service_pb2.Lease) -> Lease:
+    return Lease(
+        job_id=translate.identifier("lease.job_id", message.job_id),
+        attempt=message.attempt,
+        lease_token=translate.token("lease.lease_token", message.lease_token),
+    )
+
+
+def _lock_request(message: lifecycle_service_pb2.LockRequest) -> LockRequest:
+    return LockRequest(
+        job_id=translate.identifier("job_id", message.job_id),
+        lease_token=translate.token("lease_token", message.lease_token),
+    )
+
+
+def _extend(message: lifecycle_service_pb2.ExtendLease) -> Extend:
+    progress = message.progress if message.HasField("progress") else None
+    if progress is not None and not 0 <= progress <= 100:  # noqa: PLR2004 - a percentage
+        raise InvalidInput.field("progress", "must be from 0 to 100")
+    return Extend(lease=_lease(message.lease), progress=progress)
+
+
+def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
+    lease = _lease(message.lease)
+    match message.WhichOneof("outcome"):
+        case "succeeded":
+            report = message.succeeded
+            return Outcome(
+                lease=lease,
+                report=Succeeded(
+                    output_json=report.output_json,
+                    output_hash=report.output_hash,
+                    artifacts=[
+                        ArtifactRow(
+                            job_id=lease.job_id,
+                            artifact_type=artifact.type,
+                            artifact_id=artifact.id,
+                            ordinal=artifact.ordinal,
+                            content_json=artifact.content_json,
+                        )
+                        for artifact in report.projection.artifacts
+                    ],
+                ),
+            )
+        case "failed":
+            failed = message.failed
+            if failed.execution < 1:
+                raise InvalidInput.field("failed.execution", "must be 1 or more")
+            code = translate.identifier("failed.code", failed.code)
+            if len(code) > LONGEST_CODE:
+                raise InvalidInput.field("failed.code", f"at most {LONGEST_CODE} characters")
+            return Outcome(
+                lease=lease,
+                report=Failed(
+                    execution=failed.execution,
+                    code=code,
+                    internal=failed.internal_message.replace("\x00", ""),
+                    feedback=failed.feedback.replace("\x00", "")[:LONGEST_FEEDBACK],
+                ),
+            )
+        case "cancelled":
+            return Outcome(lease=lease, report=Cancelled())
+        case None:
+            raise InvalidInput.field("outcome", "missing: say what became of the run")
+        case never:
+            assert_never(never)
+
+
+def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
+    if message.attempt < 1 or message.call_no < 1:
+        raise InvalidInput.field("call_no", "attempt and call_no must be 1 or more")
+    settlement = message.settlement
+    if settlement.input_tokens < 0 or settlement.output_tokens < 0:
+        raise InvalidInput.field("settlement", "token counts must not be negative")
+    return Call(
+        job_id=translate.identifier("job_id", message.job_id),
+        attempt=message.attempt,
+        call_no=message.call_no,
+        user_id="",
+        job_type="",
+        provider=translate.identifier("provider", message.provider)[:64],
+        model=translate.identifier("model", message.model),
+        tier=translate.identifier("tier", message.tier)[:32],
+        prompt_key=message.prompt_key and translate.identifier("prompt_key", message.prompt_key),
+        prompt_version=message.prompt_version and translate.identifier("prompt_version", message.prompt_version)[:32],
+        credential_mode=translate.identifier("credential_mode", message.credential_mode)[:32],
+        late=False,
+        settled=Settled(
+            input_tokens=settlement.input_tokens,
+            output_tokens=settlement.output_tokens,
+            token_source=TOKEN_SOURCES.get(settlement.token_source, "unknown"),
+            latency=settlement.latency.ToTimedelta(),
+            error_code=settlement.error_code and translate.identifier("error_code", settlement.error_code)[:64],
+        )
+        if message.HasField("settlement")
+        else None,
+    )
+
+
+def _locked(result: Locked) -> lifecycle_service_pb2.LockedJob:
+    job = result.job
+    return lifecycle_service_pb2.LockedJob(
+        lease=lifecycle_service_pb2.Lease(job_id=job.job_id, attempt=job.attempt, lease_token=job.lease_token or ""),
+        remaining=translate.duration(result.remaining),
+        job=translate.row_only(job),
+        snapshot_json=result.snapshot.content_json,
+        snapshot_schema_version=result.snapshot.schema_version,
+        earlier_errors=[
+            lifecycle_service_pb2.ExecutionError(code=entry.reason, feedback=entry.feedback or "")
+            for entry in result.earlier_errors
+        ],
+    )
+
+
+def _extended(result: Extended) -> lifecycle_service_pb2.ExtendedLease:
+    return lifecycle_service_pb2.ExtendedLease(
+        remaining=translate.duration(result.remaining), cancel_requested=result.cancel_requested
+    )
+
+
+def _accepted(result: Accepted) -> lifecycle_service_pb2.OutcomeAccepted:
+    return lifecycle_service_pb2.OutcomeAccepted(
+        job=translate.row_only(result.job),
+        run_again=result.backoff is not None,
+        backoff=None if result.backoff is None else translate.duration(result.backoff),
+    )

@@ -1,0 +1,90 @@
+"""OutboxService: what dispatchers call."""
+
+from datetime import timedelta
+from typing import Any, assert_never
+
+import grpc
+
+from aijobs.errors import InvalidInput
+from aijobs.v1 import outbox_service_pb2, outbox_service_pb2_grpc
+from services.jobs.outbox import Outbox, Published, PublishFailed, Released, SettleRequest
+from services.jobs.rpc import translate
+
+LONGEST_WAIT = timedelta(seconds=20)
+MOST_EVENTS = 100
+
+
+class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
+    """Translates between the wire and the use cases."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    async def ClaimEvents(
+        self, request: outbox_service_pb2.ClaimEventsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> outbox_service_pb2.ClaimEventsResponse:
+        """Wait for events and hand them out."""
+        del context
+        wait = request.wait.ToTimedelta()
+        if not timedelta(0) <= wait <= LONGEST_WAIT:
+            raise InvalidInput.field("wait", f"must be from 0 to {LONGEST_WAIT.seconds} seconds")
+        if not 1 <= request.max_events <= MOST_EVENTS:
+            raise InvalidInput.field("max_events", f"must be from 1 to {MOST_EVENTS}")
+        if not request.event_types:
+            raise InvalidInput.field("event_types", "name the event types that you can send")
+        events = await self._outbox.claim(
+            claim_token=translate.token("claim_token", request.claim_token),
+            dispatcher_id=translate.identifier("dispatcher_id", request.dispatcher_id),
+            event_types=[translate.identifier("event_types", name) for name in request.event_types],
+            limit=request.max_events,
+            wait=wait,
+        )
+        return outbox_service_pb2.ClaimEventsResponse(
+            events=[
+                outbox_service_pb2.OutboxEvent(
+                    event_id=event.event_id,
+                    event_type=event.event_type,
+                    aggregate_type=event.aggregate_type,
+                    aggregate_id=event.aggregate_id,
+                    dedupe_key=event.dedupe_key,
+                    payload_json=event.payload_json,
+                    create_time=translate.timestamp(event.created_at),
+                )
+                for event in events
+            ],
+            lease=translate.duration(self._outbox.claim_time),
+        )
+
+    async def SettleEvents(
+        self, request: outbox_service_pb2.SettleEventsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> outbox_service_pb2.SettleEventsResponse:
+        """Store what became of events."""
+        del context
+        fitting, left = translate.fitting(list(request.items))
+        results = await self._outbox.settle(
+            translate.token("claim_token", request.claim_token), [_settle_request(item) for item in fitting]
+        )
+        return outbox_service_pb2.SettleEventsResponse(
+            results=[
+                outbox_service_pb2.SettleResult(error=None if error is None else translate.item_error(error))
+                for error in [*results, *left]
+            ]
+        )
+
+
+def _settle_request(message: outbox_service_pb2.EventSettlement) -> SettleRequest:
+    event_id = translate.identifier("items.event_id", message.event_id)
+    match message.WhichOneof("settlement"):
+        case "published":
+            return SettleRequest(event_id=event_id, result=Published())
+        case "failed":
+            reason = translate.identifier("items.failed.reason", message.failed.reason)[:64]
+            return SettleRequest(
+                event_id=event_id, result=PublishFailed(reason=reason, retryable=message.failed.retryable)
+            )
+        case "released":
+            return SettleRequest(event_id=event_id, result=Released())
+        case None:
+            raise InvalidInput.field("items.settlement", "missing: say what became of the event")
+        case never:
+            assert_never(never)

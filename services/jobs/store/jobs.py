@@ -1,0 +1,173 @@
+"""Statements on `jobs` other than those that write its state (see `changes.py`)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+
+from sqlalchemy import Select, bindparam, select, update
+
+from aijobs.states import JobState
+from services.jobs.store.database import Transaction
+from services.jobs.store.tables import jobs
+from services.jobs.store.time import now, now_plus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A row of `jobs` without its large texts, and the database's time at which it was read."""
+
+    job_id: str
+    job_type: str
+    user_id: str
+    target_type: str
+    target_id: str
+    lifecycle_status: JobState
+    queue: str
+    priority: int
+    progress: int
+    labels_json: str
+    idempotency_key: str | None
+    request_fingerprint: str
+    definition_version: str
+    cancellable: bool
+    max_retries: int
+    retry_count: int
+    attempt: int
+    dispatch_no: int
+    sequence: int
+    lease_token: str | None
+    locked_by: str | None
+    lock_until: datetime | None
+    cancel_requested_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error_code: str | None
+    error_public: str | None
+    artifact_count: int
+    output_hash: str | None
+    read_at: datetime
+
+
+def _select() -> Select[tuple[object, ...]]:
+    columns = (jobs.c[field.name] for field in fields(JobRow) if field.name != "read_at")
+    return select(*columns, now().label("read_at"))
+
+
+async def _rows(tx: Transaction, statement: Select[tuple[object, ...]]) -> list[JobRow]:
+    result = await tx.execute(statement)
+    return [
+        JobRow(**{**row, "lifecycle_status": JobState(row["lifecycle_status"])}) for row in map(dict, result.mappings())
+    ]
+
+
+async def get(tx: Transaction, job_ids: Iterable[str], *, lock: bool = False) -> dict[str, JobRow]:
+    """Read jobs by id; unknown ones are missing in the answer. With `lock`, hold the rows until the transaction ends.
+
+    Locked in the order of the ids, so that two transactions never wait for each other.
+    """
+    statement = _select().where(jobs.c.job_id.in_(sorted(set(job_ids)))).order_by(jobs.c.job_id)
+    if lock:
+        statement = statement.with_for_update()
+    return {row.job_id: row for row in await _rows(tx, statement)}
+
+
+async def find_by_key(tx: Transaction, keys: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str, str], JobRow]:
+    """Find jobs by (user id, job type, idempotency key)."""
+    found: dict[tuple[str, str, str], JobRow] = {}
+    for user_id, job_type, key in sorted(set(keys)):
+        statement = _select().where(
+            jobs.c.user_id == user_id, jobs.c.job_type == job_type, jobs.c.idempotency_key == key
+        )
+        for row in await _rows(tx, statement):
+            found[user_id, job_type, key] = row
+    return found
+
+
+async def page(
+    tx: Transaction,
+    *,
+    user_id: str = "",
+    job_type: str = "",
+    queue: str = "",
+    states: Sequence[JobState] = (),
+    before: str = "",
+    limit: int,
+) -> list[JobRow]:
+    """Read the newest jobs that fit all given filters, with ids below `before`. Ids rise with time (UUIDv7)."""
+    statement = _select().order_by(jobs.c.job_id.desc()).limit(limit)
+    for column, value in ((jobs.c.user_id, user_id), (jobs.c.job_type, job_type), (jobs.c.queue, queue)):
+        if value:
+            statement = statement.where(column == value)
+    if states:
+        statement = statement.where(jobs.c.lifecycle_status.in_(states))
+    if before:
+        statement = statement.where(jobs.c.job_id < before)
+    return await _rows(tx, statement)
+
+
+async def outputs(tx: Transaction, job_ids: Sequence[str]) -> dict[str, str]:
+    """Read the stored output texts of succeeded jobs."""
+    statement = select(jobs.c.job_id, jobs.c.output_json).where(
+        jobs.c.job_id.in_(job_ids), jobs.c.output_json.is_not(None)
+    )
+    return {job_id: text for job_id, text in await tx.execute(statement) if text is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """How far a watched job is: enough to see that something changed."""
+
+    sequence: int
+    progress: int
+
+
+async def signs(tx: Transaction, job_ids: Iterable[str]) -> Mapping[str, Sign]:
+    """Read how far jobs are; one query by primary key however many are watched."""
+    statement = select(jobs.c.job_id, jobs.c.sequence, jobs.c.progress).where(jobs.c.job_id.in_(list(job_ids)))
+    return {
+        job_id: Sign(sequence=sequence, progress=progress) for job_id, sequence, progress in await tx.execute(statement)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """A lease to extend, and the progress to store with it (None: unchanged)."""
+
+    job_id: str
+    attempt: int
+    lease_token: str
+    progress: int | None
+
+
+async def extend(tx: Transaction, renewals: Sequence[Renewal], span: timedelta) -> int:
+    """Extend leases that still hold to `now + span` and return how many did. The fence is in the WHERE clause."""
+    extended = 0
+    for with_progress in (False, True):
+        group = [renewal for renewal in renewals if (renewal.progress is not None) == with_progress]
+        if not group:
+            continue
+        statement = (
+            update(jobs)
+            .where(
+                jobs.c.job_id == bindparam("g_job_id"),
+                jobs.c.attempt == bindparam("g_attempt"),
+                jobs.c.lease_token == bindparam("g_lease_token"),
+                jobs.c.lifecycle_status == JobState.RUNNING,
+            )
+            .values(lock_until=now_plus(span), **({"progress": bindparam("v_progress")} if with_progress else {}))
+        )
+        result = await tx.execute(
+            statement,
+            [
+                {
+                    "g_job_id": renewal.job_id,
+                    "g_attempt": renewal.attempt,
+                    "g_lease_token": renewal.lease_token,
+                    **({"v_progress": renewal.progress} if with_progress else {}),
+                }
+                for renewal in group
+            ],
+        )
+        extended += result.rowcount
+    return extended
