@@ -57,12 +57,8 @@ def check(value: JsonValue, path: str = "$", depth: int = 0) -> None:
     match value:
         case None | bool():
             return
-        case int():
-            if abs(value) > LARGEST_INTEGER:
-                raise NotStrictJson(f"{path}: integer beyond ±(2^53 - 1); send it as a string")
-        case float():
-            if not math.isfinite(value):
-                raise NotStrictJson(f"{path}: not a finite number")
+        case int() | float():
+            _check_number(value, path)
         case str():
             _check_text(value, path)
         case list():
@@ -100,6 +96,14 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
 
 def _constant(name: str) -> NoReturn:
     raise NotStrictJson(f"{name} is not JSON")
+
+
+def _check_number(number: float, path: str) -> None:
+    if isinstance(number, int):
+        if abs(number) > LARGEST_INTEGER:
+            raise NotStrictJson(f"{path}: integer beyond ±(2^53 - 1); send it as a string")
+    elif not math.isfinite(number):
+        raise NotStrictJson(f"{path}: not a finite number")
 
 
 def _check_text(text: str, path: str) -> None:

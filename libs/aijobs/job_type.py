@@ -13,11 +13,11 @@ from enum import StrEnum
 from typing import Generic, Literal, Protocol, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
-from aijobs.canonical import JsonObject, JsonValue
+from aijobs.canonical import JsonObject
 
-InputT = TypeVar("InputT", bound=BaseModel, covariant=True)
+InputT_co = TypeVar("InputT_co", bound=BaseModel, covariant=True)
 
 
 class ModelTier(StrEnum):
@@ -78,7 +78,7 @@ class ProgressReport(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionContext(Generic[InputT]):
+class ExecutionContext(Generic[InputT_co]):
     """What one execution works with. Passed explicitly, never ambient."""
 
     job_id: str
@@ -87,7 +87,7 @@ class ExecutionContext(Generic[InputT]):
     #: Rises with every lock of the job; `execution` counts within an attempt, from 1.
     attempt: int
     execution: int
-    input: InputT
+    input: InputT_co
     models: ModelGateway
     progress: ProgressReport
     earlier_errors: Sequence[EarlierError] = ()

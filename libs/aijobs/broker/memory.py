@@ -1,0 +1,204 @@
+"""A broker inside the process, for the embedded engine: the same port, nothing kept when the process ends.
+
+What is lost then is only hints; the embedded engine's outbox sends them again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from aijobs.broker.port import Message, QueueMissing
+from aijobs.broker.topology import WORK_QUEUES
+
+
+class _Queue:
+    """The waiting messages of one queue, and who waits for one."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Message] = deque()
+        self.arrived = asyncio.Condition()
+
+    async def put(self, message: Message, *, first: bool = False) -> None:
+        async with self.arrived:
+            if first:
+                self.waiting.appendleft(message)
+            else:
+                self.waiting.append(message)
+            self.arrived.notify()
+
+    async def get(self) -> Message:
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: self.waiting)
+            return self.waiting.popleft()
+
+
+class MemoryBroker:
+    """Implements `aijobs.broker.port.Broker`."""
+
+    def __init__(self) -> None:
+        self._queues = {name: _Queue() for name in WORK_QUEUES}
+        self._dead: list[Message] = []
+        self._subscribers: list[asyncio.Queue[Message]] = []
+
+    @property
+    def dead_letters(self) -> list[Message]:
+        """The poison messages put aside so far."""
+        return list(self._dead)
+
+    def publisher(self) -> "MemoryPublisher":
+        """Return a publisher."""
+        return MemoryPublisher(self)
+
+    def consumer(self, queue: str, prefetch: int) -> "MemoryConsumer":
+        """Return a consumer of a work queue."""
+        return MemoryConsumer(self, queue, prefetch)
+
+    def subscribe(self) -> asyncio.Queue[Message]:
+        """Return a queue that gets every event published from now on."""
+        subscriber: asyncio.Queue[Message] = asyncio.Queue()
+        self._subscribers.append(subscriber)
+        return subscriber
+
+    def delete_queue(self, name: str) -> None:
+        """Forget a work queue and its messages, as an operator might."""
+        self._queues.pop(name, None)
+
+    def declare(self) -> None:
+        """Create the work queues that are missing."""
+        for name in WORK_QUEUES:
+            self._queues.setdefault(name, _Queue())
+
+    async def take(self, message: Message) -> None:
+        """Store a message.
+
+        Raises:
+            QueueMissing: there is no such work queue.
+
+        """
+        if message.queue is None:
+            for subscriber in self._subscribers:
+                subscriber.put_nowait(message)
+            return
+        await self.queue(message.queue).put(message)
+
+    def queue(self, name: str) -> _Queue:
+        """Return a work queue.
+
+        Raises:
+            QueueMissing: there is none of this name.
+
+        """
+        if name not in self._queues:
+            raise QueueMissing(f"no queue {name}")
+        return self._queues[name]
+
+    def bury(self, message: Message) -> None:
+        """Put a poison message aside."""
+        self._dead.append(message)
+
+
+class MemoryPublisher:
+    """Implements `aijobs.broker.port.Publisher`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    async def connect(self) -> None:
+        """Declare the topology."""
+        self._broker.declare()
+
+    async def publish(self, message: Message, within: timedelta) -> None:
+        """Store a message."""
+        del within
+        await self._broker.take(message)
+
+    async def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+@dataclass(slots=True, eq=False)
+class MemoryDelivery:
+    """Implements `aijobs.broker.port.Delivery`."""
+
+    message: Message
+    consumer: "MemoryConsumer"
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self.message.body
+
+    @property
+    def message_id(self) -> str:
+        """The message's id."""
+        return self.message.message_id
+
+    async def ack(self) -> None:
+        """Done with it."""
+        self.consumer.settle(self)
+
+    async def requeue(self) -> None:
+        """Give it back."""
+        if self.consumer.settle(self):
+            await self.consumer.give_back(self.message)
+
+    async def dead_letter(self) -> None:
+        """Put it aside."""
+        if self.consumer.settle(self):
+            self.consumer.bury(self.message)
+
+
+class MemoryConsumer:
+    """Implements `aijobs.broker.port.Consumer`."""
+
+    def __init__(self, broker: MemoryBroker, queue: str, prefetch: int) -> None:
+        self._broker = broker
+        self._name = queue
+        self._free = asyncio.Semaphore(prefetch)
+        self._unsettled: set[MemoryDelivery] = set()
+
+    async def __aenter__(self) -> Self:
+        """Declare the topology."""
+        self._broker.declare()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give unsettled messages back."""
+        unsettled, self._unsettled = self._unsettled, set()
+        for delivery in unsettled:
+            await self.give_back(delivery.message)
+
+    async def deliveries(self) -> AsyncIterator[MemoryDelivery]:
+        """Yield messages, at most `prefetch` unsettled ones at a time."""
+        while True:
+            await self._free.acquire()
+            try:
+                message = await self._broker.queue(self._name).get()
+            except BaseException:
+                self._free.release()
+                raise
+            delivery = MemoryDelivery(message, self)
+            self._unsettled.add(delivery)
+            yield delivery
+
+    def settle(self, delivery: MemoryDelivery) -> bool:
+        """Free the place of a delivery; False if that was done before."""
+        if delivery not in self._unsettled:
+            return False
+        self._unsettled.remove(delivery)
+        self._free.release()
+        return True
+
+    async def give_back(self, message: Message) -> None:
+        """Put a message back to the head of its queue."""
+        await self._broker.queue(self._name).put(message, first=True)
+
+    def bury(self, message: Message) -> None:
+        """Put a poison message aside."""
+        self._broker.bury(message)
