@@ -10,7 +10,6 @@ Killed at any point, the relay leaves at worst claimed events, which the jobs se
 """
 
 import asyncio
-import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -18,6 +17,7 @@ from uuid import uuid4
 
 import structlog
 
+from aijobs.backoff import Backoff
 from aijobs.broker.port import BrokerUnavailable, MessageRefused, Publisher
 from aijobs.errors import AijobsError, PermissionDenied, Unauthenticated
 from aijobs.v1.outbox_service_pb2 import ClaimReleased, EventSettlement, OutboxEvent, Published, PublishFailed
@@ -25,8 +25,6 @@ from services.dispatcher.messages import UnusableEvent, to_message
 
 POLL_WAIT = timedelta(seconds=20)
 PUBLISH_TIMEOUT = timedelta(seconds=5)
-SHORTEST_PAUSE = timedelta(milliseconds=100)
-LONGEST_PAUSE = timedelta(seconds=5)
 #: Of a claim's time; later a confirm might come after somebody else has taken the event over.
 PUBLISHABLE_SHARE = 0.5
 log = structlog.get_logger()
@@ -54,22 +52,6 @@ class OutboxPort(Protocol):
         ...
 
 
-class Pause:
-    """A pause that grows while something stays broken, and starts small again when it works."""
-
-    def __init__(self) -> None:
-        self._next = SHORTEST_PAUSE
-
-    async def wait(self) -> None:
-        """Wait, longer each time."""
-        await asyncio.sleep(self._next.total_seconds() * random.uniform(0.8, 1.2))  # noqa: S311 - spreads replicas
-        self._next = min(self._next * 2, LONGEST_PAUSE)
-
-    def reset(self) -> None:
-        """Start small again."""
-        self._next = SHORTEST_PAUSE
-
-
 class Relay:
     """Moves events from the outbox to the broker until cancelled."""
 
@@ -79,7 +61,7 @@ class Relay:
         self._outbox = outbox
         self._publisher = publisher
         self._claim_size = claim_size
-        self._pause = Pause()
+        self._backoff = Backoff()
         #: Set while the broker is connected and the jobs service answers.
         self.working = asyncio.Event()
 
@@ -156,13 +138,13 @@ class Relay:
             log.warning("events settled too late", events=len(lost))
 
     async def _settled(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
-        pause = Pause()
+        backoff = Backoff()
         while True:
             try:
                 return await self._outbox.settle(claim_token, settlements)
             except AijobsError as error:
                 log.warning("events not settled yet", error=error.message)
-            await pause.wait()
+            await backoff.wait()
 
     async def _give_back(self, claim_token: str) -> None:
         """Give back what the interrupted claim may have got, so that nobody waits for it to run out."""
@@ -176,7 +158,7 @@ class Relay:
             log.info("open claim not given back; it runs out by itself")
 
     def _works(self) -> None:
-        self._pause.reset()
+        self._backoff.reset()
         if not self.working.is_set():
             self.working.set()
             log.info("relaying events")
@@ -185,7 +167,7 @@ class Relay:
         if self.working.is_set():
             self.working.clear()
         log.warning("not relaying", why=why)
-        await self._pause.wait()
+        await self._backoff.wait()
 
 
 def _new_token() -> str:

@@ -4,6 +4,7 @@ What is lost then is only hints; the embedded engine's outbox sends them again.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ class MemoryConsumer:
         self._name = queue
         self._free = asyncio.Semaphore(prefetch)
         self._unsettled: set[MemoryDelivery] = set()
+        self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Declare the topology."""
@@ -174,18 +176,44 @@ class MemoryConsumer:
         for delivery in unsettled:
             await self.give_back(delivery.message)
 
+    async def stop(self) -> None:
+        """Receive no more."""
+        self._stopped.set()
+
     async def deliveries(self) -> AsyncIterator[MemoryDelivery]:
-        """Yield messages, at most `prefetch` unsettled ones at a time."""
-        while True:
-            await self._free.acquire()
-            try:
-                message = await self._broker.queue(self._name).get()
-            except BaseException:
-                self._free.release()
-                raise
-            delivery = MemoryDelivery(message, self)
-            self._unsettled.add(delivery)
-            yield delivery
+        """Yield messages, at most `prefetch` unsettled ones at a time, until stopped."""
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            while True:
+                receiving = asyncio.ensure_future(self._receive())
+                try:
+                    await asyncio.wait({receiving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not receiving.done():
+                        receiving.cancel()
+                if stopped.done():
+                    await self._drop(receiving)
+                    return
+                yield receiving.result()
+        finally:
+            stopped.cancel()
+
+    async def _receive(self) -> MemoryDelivery:
+        await self._free.acquire()
+        try:
+            message = await self._broker.queue(self._name).get()
+        except BaseException:
+            self._free.release()
+            raise
+        delivery = MemoryDelivery(message, self)
+        self._unsettled.add(delivery)
+        return delivery
+
+    @staticmethod
+    async def _drop(receiving: asyncio.Future[MemoryDelivery]) -> None:
+        """Give back a message that arrived while the consumer was being stopped."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await receiving).requeue()
 
     def settle(self, delivery: MemoryDelivery) -> bool:
         """Free the place of a delivery; False if that was done before."""

@@ -122,8 +122,12 @@ class Consumer(Protocol):
         """Stop consuming and close the connection."""
         ...
 
+    async def stop(self) -> None:
+        """Receive no more; what was yielded can still be settled. `deliveries` then ends."""
+        ...
+
     def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield messages, at most `prefetch` unsettled ones at a time.
+        """Yield messages, at most `prefetch` unsettled ones at a time, until stopped.
 
         Raises:
             BrokerUnavailable: the connection broke or the broker cancelled the consumer.

@@ -6,8 +6,9 @@ connection, and the next `connect` tries every address again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -217,6 +218,8 @@ class RabbitMqConsumer:
         self._queue = queue
         self._prefetch = prefetch
         self._connection: AbstractConnection | None = None
+        self._cancel: Callable[[], Awaitable[object]] | None = None
+        self._stopped = False
         #: Deliveries, then None once there will be no more.
         self._arrived: asyncio.Queue[RabbitMqDelivery | None] = asyncio.Queue()
 
@@ -230,7 +233,8 @@ class RabbitMqConsumer:
             connection.close_callbacks.add(self._ended)
             channel.close_callbacks.add(self._ended)
             await _on_cancel_by_broker(channel, self._ended)
-            await queue.consume(self._received)
+            tag = await queue.consume(self._received)
+            self._cancel = partial(queue.cancel, tag)
         except FAULTS as error:
             await _close(connection)
             raise BrokerUnavailable("the broker broke off while starting to consume") from error
@@ -245,10 +249,25 @@ class RabbitMqConsumer:
             await _close(self._connection)
             self._connection = None
 
+    async def stop(self) -> None:
+        """Receive no more; what had arrived but was not yielded goes back."""
+        self._stopped = True
+        try:
+            if self._cancel is not None:
+                await self._cancel()
+        except FAULTS as error:
+            log.info("consumer not cancelled in order", error=type(error).__name__)
+        while not self._arrived.empty():
+            if (delivery := self._arrived.get_nowait()) is not None:
+                await delivery.requeue()
+        self._ended()
+
     async def deliveries(self) -> AsyncIterator[RabbitMqDelivery]:
-        """Yield messages until the connection or the consumer is gone."""
+        """Yield messages until stopped, or until the connection or the consumer is gone."""
         while (delivery := await self._arrived.get()) is not None:
             yield delivery
+        if self._stopped:
+            return
         raise BrokerUnavailable(f"no longer consuming {self._queue}")
 
     async def _received(self, message: AbstractIncomingMessage) -> None:

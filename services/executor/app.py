@@ -1,0 +1,120 @@
+"""The composition root of the executor."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from uuid import uuid4
+
+import grpc
+
+from aijobs.broker.port import Broker
+from aijobs.definition import JobDefinition
+from aijobs.job_type import ModelGateway
+from aijobs.registry import Registry
+from aijobs.rpc.channel import open_channel
+from aijobs.rpc.readiness import Readiness
+from aijobs.rpc.server import RpcServer
+from aijobs.service import background
+from services.executor.consumer import QueueConsumer
+from services.executor.engine.complete import Complete
+from services.executor.engine.engine import Engine
+from services.executor.engine.execute import Execute
+from services.executor.engine.prepare import Handler, Prepare
+from services.executor.engine.project import Project
+from services.executor.engine.resolve import Resolve
+from services.executor.gateway.gateway import Gateway
+from services.executor.gateway.settings import build_provider
+from services.executor.handlers import HandlerLoop
+from services.executor.heartbeats import Heartbeats
+from services.executor.leases import Lease
+from services.executor.ledger import RemoteLedger
+from services.executor.lifecycle_client import LifecycleClient
+from services.executor.settings import ExecutorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorApp:
+    """The parts of the executor."""
+
+    settings: ExecutorSettings
+    server: RpcServer
+    channel: grpc.aio.Channel
+    handlers: HandlerLoop
+    heartbeats: Heartbeats
+    consumers: Sequence[QueueConsumer]
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
+        """Run jobs until `stop` is set, then let the runs in hand finish within the drain time.
+
+        Args:
+            stop: ends the service.
+            on_ready: is told the port of the health server once it serves.
+
+        Raises:
+            TopologyConflict: the broker holds a queue with other arguments.
+            CannotListenError: the address is taken.
+            BrokenLoopError: a background loop ended by itself.
+
+        """
+        self.handlers.start()
+        try:
+            port = await self.server.start()
+            if on_ready is not None:
+                on_ready(port)
+            readiness = Readiness(self.server, *(consumer.consuming for consumer in self.consumers))
+            # Leases are renewed until the last run has drained.
+            async with background(stop, self.heartbeats), background(stop, readiness, *self.consumers):
+                await stop.wait()
+        finally:
+            await self.handlers.stop()
+            await self.channel.close()
+            await self.server.stop(self.settings.drain_time)
+
+
+def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> ExecutorApp:
+    """Put the service together; nothing runs yet. Call it in the event loop that will run it."""
+    channel = open_channel(settings.address, settings.own_token())
+    # New at every start: leases belong to a process, not to a name (LC-8).
+    client = LifecycleClient(channel, f"executor-{uuid4().hex}")
+    provider = build_provider(settings)
+    main_loop = asyncio.get_running_loop()
+
+    def open_gateway(lease: Lease, call_numbers: Iterator[int]) -> ModelGateway:
+        return Gateway(
+            provider=provider,
+            models=settings.models,
+            ledger=RemoteLedger(client, lease, main_loop),
+            monotonic=time.monotonic,
+            call_numbers=call_numbers,
+        )
+
+    handlers = HandlerLoop()
+    heartbeats = Heartbeats(client, settings.heartbeat_interval)
+    engine = Engine(
+        prepare=Prepare(client, {name: _load(definition) for name, definition in registry.items()}),
+        resolve=Resolve(open_gateway),
+        execute=Execute(handlers),
+        project=Project(handlers),
+        complete=Complete(client),
+        heartbeats=heartbeats,
+    )
+    return ExecutorApp(
+        settings=settings,
+        server=RpcServer(settings.listen, settings.verifier()),
+        channel=channel,
+        handlers=handlers,
+        heartbeats=heartbeats,
+        consumers=[
+            QueueConsumer(broker, queue, slots, engine, settings.drain_time) for queue, slots in settings.slots.items()
+        ],
+    )
+
+
+def _load(definition: JobDefinition) -> Handler:
+    return Handler(
+        definition=definition,
+        execute=resolve_name(definition.executor),
+        project=resolve_name(definition.projector) if definition.projector else None,
+    )

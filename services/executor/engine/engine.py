@@ -1,0 +1,110 @@
+"""One run of one job: PREPARE, then RESOLVE, EXECUTE, PROJECT for each execution, and COMPLETE (EX-1, EX-3).
+
+    PREPARE ─▶ RESOLVE ─▶ EXECUTE ─▶ PROJECT ─▶ COMPLETE ─▶ ended
+      │           ▲                                │
+      refused     └──────────── again ─────────────┘   (the jobs service counts and decides, durably)
+
+All retries of a job happen here, never in a library and never by broker redelivery.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import structlog
+
+from aijobs.failures import ExecutionFailed
+from aijobs.job_type import EarlierError
+from services.executor.engine.complete import Complete, Ended
+from services.executor.engine.execute import Execute
+from services.executor.engine.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
+from services.executor.engine.prepare import Prepare, Prepared
+from services.executor.engine.project import Project
+from services.executor.engine.resolve import Resolve
+from services.executor.heartbeats import Heartbeats
+from services.executor.leases import Beat, RunStopped, StopReason
+from services.executor.lifecycle_client import Refused
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """Runs jobs. Built from its stages; holds nothing between runs."""
+
+    def __init__(
+        self,
+        *,
+        prepare: Prepare,
+        resolve: Resolve,
+        execute: Execute,
+        project: Project,
+        complete: Complete,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._prepare = prepare
+        self._resolve = resolve
+        self._execute = execute
+        self._project = project
+        self._complete = complete
+        self._heartbeats = heartbeats
+
+    def knows(self, job_type: str) -> bool:
+        """Tell whether this executor can run jobs of a type."""
+        return self._prepare.knows(job_type)
+
+    async def run(self, job_id: str) -> None:
+        """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged."""
+        prepared = await self._prepare(job_id)
+        if isinstance(prepared, Refused):
+            log.info("job not taken", job_id=job_id, reason=prepared.reason)
+            return
+        lease = prepared.leased.lease
+        log.info("run started", job_id=job_id, job_type=prepared.leased.job_type, attempt=lease.attempt)
+        with self._heartbeats.beating(lease) as beat:
+            call_numbers = count(1)
+            earlier_errors = list(prepared.leased.earlier_errors)
+            for execution in count(1):
+                outcome = await self._outcome(prepared, execution, earlier_errors, call_numbers, beat)
+                verdict = await self._complete(lease, execution, outcome)
+                if isinstance(verdict, Ended):
+                    return
+                if isinstance(outcome, Failed):
+                    earlier_errors.append(EarlierError(code=outcome.code, feedback=outcome.feedback))
+                try:
+                    await beat.switch.sleep(verdict.backoff)
+                except RunStopped as stopped:
+                    await self._complete(lease, execution, _stopped(stopped))
+                    return
+
+    async def _outcome(
+        self,
+        prepared: Prepared,
+        execution: int,
+        earlier_errors: Sequence[EarlierError],
+        call_numbers: Iterator[int],
+        beat: Beat,
+    ) -> Outcome:
+        try:
+            return await beat.switch.guard(self._succeed(prepared, execution, earlier_errors, call_numbers, beat))
+        except RunStopped as stopped:
+            return _stopped(stopped)
+        except ExecutionFailed as failure:
+            return Failed(execution=execution, code=failure.code, internal=failure.internal, feedback=failure.feedback)
+        except Exception as error:
+            log.exception("engine failed", job_id=prepared.leased.lease.job_id)
+            return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=type(error).__name__, feedback="")
+
+    async def _succeed(
+        self,
+        prepared: Prepared,
+        execution: int,
+        earlier_errors: Sequence[EarlierError],
+        call_numbers: Iterator[int],
+        beat: Beat,
+    ) -> Succeeded:
+        resolved = self._resolve(prepared, call_numbers)
+        executed = await self._execute(resolved, execution, earlier_errors, beat.report_progress)
+        return await self._project(executed)
+
+
+def _stopped(stopped: RunStopped) -> Cancelled | Abandoned:
+    return Cancelled() if stopped.reason == StopReason.CANCEL_REQUESTED else Abandoned()

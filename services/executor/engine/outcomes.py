@@ -1,0 +1,46 @@
+"""How an execution can end: a closed set, each with exactly one report to the jobs service."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedArtifact:
+    """An artifact whose content is canonical JSON text."""
+
+    type: str
+    artifact_id: str
+    ordinal: int
+    content_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    """There is a validated output and its projection. Reported as succeeded."""
+
+    output_json: str
+    output_hash: str
+    artifacts: Sequence[ProjectedArtifact]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """One execution failed. Reported as failed; the answer says whether another one follows."""
+
+    execution: int
+    code: str
+    internal: str
+    feedback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The run stopped because somebody cancelled the job. Reported as cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """The lease is lost or this process ends. Not reported: it is no longer ours to say."""
+
+
+Outcome = Succeeded | Failed | Cancelled | Abandoned

@@ -1,0 +1,105 @@
+"""Where handlers run: on an event loop of their own, in a thread of its own (EX-11).
+
+Broker, heartbeats and reports live on the main loop. A handler that blocks its loop delays other handlers, but every
+lease is renewed all the same.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+
+#: How long a cancelled handler may take to end before its run goes on without it.
+ABANDON_AFTER = timedelta(seconds=1)
+log = structlog.get_logger()
+
+
+class HandlerLoop:
+    """Runs coroutines on the handlers' loop from the main loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="handlers", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
+        """Run `work()` on the handlers' loop and return what it returns.
+
+        Cancelled, it cancels the work and waits for its end, but not longer than a second: a handler that ignores
+        its cancellation must not hold up what follows.
+
+        Args:
+            work: makes the coroutine; called on the handlers' loop.
+            name: of the handler, for the log.
+
+        Raises:
+            Exception: what the work raises.
+
+        """
+        main = asyncio.get_running_loop()
+        done: asyncio.Future[T] = main.create_future()
+        task: list[asyncio.Task[T]] = []
+
+        def finish(finished: asyncio.Task[T]) -> None:
+            main.call_soon_threadsafe(_copy, finished, done)
+
+        def start() -> None:
+            task.append(self._loop.create_task(work(), name=name))
+            task[0].add_done_callback(finish)
+
+        def cancel() -> None:
+            task[0].cancel()
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if not done.done():
+                self._loop.call_soon_threadsafe(cancel)
+                await asyncio.wait({done}, timeout=ABANDON_AFTER.total_seconds())
+            if not done.done():
+                log.warning("handler does not end though cancelled; its run goes on without it", handler=name)
+            raise
+
+    async def stop(self) -> None:
+        """Cancel whatever still runs and end the thread; a handler that blocks it is left behind."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, ABANDON_AFTER.total_seconds())
+        if self._thread.is_alive():
+            log.warning("a handler blocks its event loop; it ends with the process")
+        else:
+            self._loop.close()
+
+    def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            waiting = asyncio.ensure_future(
+                asyncio.wait(tasks, timeout=ABANDON_AFTER.total_seconds() / 2), loop=self._loop
+            )
+            waiting.add_done_callback(lambda _: self._loop.stop())
+        else:
+            self._loop.stop()
+
+
+def _copy(finished: asyncio.Task[T], done: asyncio.Future[T]) -> None:
+    """Hand the end of a task on the handlers' loop to a future on the main loop."""
+    if done.cancelled():
+        return
+    if finished.cancelled():
+        done.cancel()
+    elif (error := finished.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(finished.result())

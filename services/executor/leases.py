@@ -1,0 +1,116 @@
+"""What an executor holds while it runs a job, and how a run is told to stop."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from aijobs.job_type import EarlierError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to report about one attempt of a job; shown with every report (LC-5)."""
+
+    job_id: str
+    attempt: int
+    lease_token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedJob:
+    """A lease and what is needed to run the job."""
+
+    lease: Lease
+    job_type: str
+    user_id: str
+    snapshot_json: str
+    earlier_errors: Sequence[EarlierError]
+
+
+class StopReason(StrEnum):
+    """Why a run has to stop before it is done."""
+
+    #: Somebody cancelled the job: confirm it.
+    CANCEL_REQUESTED = "cancel_requested"
+    #: Another attempt owns the job: report nothing.
+    LEASE_LOST = "lease_lost"
+    #: This process ends: report nothing.
+    SHUTDOWN = "shutdown"
+
+
+class RunStopped(Exception):
+    """A run was told to stop."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StopSwitch:
+    """Tells one run to stop. The first reason stands, except that a lost lease always wins: it forbids reporting."""
+
+    def __init__(self) -> None:
+        self._stopped = asyncio.Event()
+        self.reason: StopReason | None = None
+
+    def stop(self, reason: StopReason) -> None:
+        """Stop the run."""
+        if self.reason is None or reason == StopReason.LEASE_LOST:
+            self.reason = reason
+        self._stopped.set()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work that is cancelled when the run has to stop.
+
+        Raises:
+            RunStopped: it had to.
+
+        """
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            if self.reason is not None:
+                _retrieve(task)
+                raise RunStopped(self.reason)
+            return task.result()
+        finally:
+            stopped.cancel()
+            task.cancel()
+
+    async def sleep(self, span: timedelta) -> None:
+        """Wait, unless the run has to stop.
+
+        Raises:
+            RunStopped: it had to.
+
+        """
+        await self.guard(asyncio.sleep(span.total_seconds()))
+
+
+@dataclass(slots=True, eq=False)
+class Beat:
+    """One run among those whose leases are renewed: its switch, and its progress on the way to users."""
+
+    lease: Lease
+    switch: StopSwitch
+    on_progress: Callable[[], None]
+    progress: int | None = None
+
+    def report_progress(self, percent: int) -> None:
+        """Note how far the run is; the next renewal carries it."""
+        self.progress = max(0, min(100, percent))
+        self.on_progress()
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    if task.done() and not task.cancelled():
+        task.exception()
