@@ -1,0 +1,1 @@
+"""What an author of job types uses in tests."""
