@@ -56,9 +56,11 @@ def open_channel(address: str, token: str | None = None) -> grpc.aio.Channel:
         token: bearer token to send with every call.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: the address is none, or the token cannot be one. The message does not repeat the token.
 
     """
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError("bad token: expected printable ASCII characters without blanks")
     details = _CallDetails(token)
     return grpc.aio.insecure_channel(
         check_target(address), options=_OPTIONS, interceptors=[_Unary(details), _ServerStream(details), _Bidi(details)]

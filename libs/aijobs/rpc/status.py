@@ -126,14 +126,11 @@ def _why_unreachable(message: str) -> str:
     text = message.lower()
     for sign, why in (
         ("connection refused", "connection refused"),
+        ("errors resolving", "its name cannot be resolved"),
         ("dns resolution failed", "its name cannot be resolved"),
-        ("name or service not known", "its name cannot be resolved"),
-        ("timeout", "no answer"),
         ("timed out", "no answer"),
         ("unreachable", "no route to it"),
-        ("handshake", "it does not speak gRPC without TLS"),
-        ("http2 settings", "it does not speak gRPC"),
-        ("trying to connect an http1.x server", "it does not speak gRPC"),
+        ("failed parsing http/2", "it does not speak gRPC"),
     ):
         if sign in text:
             return why

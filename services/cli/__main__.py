@@ -1,0 +1,94 @@
+"""`aijobs`: the command line of the engine. Also `python -m services.cli`."""
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+# The C core of gRPC writes its own remarks to stderr, between our lines; it reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import typer
+
+from aijobs.errors import AijobsError
+from services.cli import engine, job_types, jobs
+from services.cli.exits import HELP, CommandError, Exit, exit_of
+from services.cli.output import Output, OutputClosedError
+from services.cli.session import DEFAULT_ADDRESS, Session
+
+app = typer.Typer(
+    name="aijobs",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The command line of the aijobs engine.",
+    epilog=HELP,
+)
+app.add_typer(jobs.app, name="jobs")
+for command in (job_types.types, engine.migrate, engine.token, engine.dev, engine.demo):
+    app.command()(command)
+
+
+@app.callback()
+def program(
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Option("--address", envvar="AIJOBS_ADDRESS", help="The jobs service, as host:port.")
+    ] = DEFAULT_ADDRESS,
+    machine: Annotated[
+        bool, typer.Option("--json", help="JSON for programs, one document a line; errors too, on stderr.")
+    ] = False,
+) -> None:
+    """Ask the jobs service at AIJOBS_ADDRESS, with the token in AIJOBS_TOKEN."""
+    context.obj = Session(address=address, output=Output(machine=machine))
+
+
+def main() -> None:
+    """Run the program and exit with its status."""
+    arguments = _json_first(sys.argv[1:])
+    output = Output(machine="--json" in arguments[:1])
+    try:
+        status = _run(arguments, output)
+    except OutputClosedError:
+        # Python flushes once more when it ends and would complain; there is nobody to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = Exit.OUTPUT_CLOSED
+    sys.exit(status)
+
+
+def _run(arguments: list[str], output: Output) -> int:
+    try:
+        return int(app(arguments, prog_name="aijobs", standalone_mode=False) or 0)
+    except OutputClosedError:
+        raise
+    except AijobsError as error:
+        violations = [{"field": v.field, "description": v.description} for v in error.violations]
+        details = {"reason": error.reason, "status": error.status.name, "violations": violations}
+        output.error(error.message, advice=error.advice, details=details)
+        return exit_of(error)
+    except CommandError as error:
+        output.error(error.message, advice=error.advice, details={"reason": error.status.name})
+        return error.status
+    except typer.TyperException as error:
+        output.error(error.format_message(), advice="See `aijobs --help`.", details={"reason": Exit.BAD_INPUT.name})
+        return Exit.BAD_INPUT
+    except (KeyboardInterrupt, typer.Abort):
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - nobody wants to read a traceback; where it was is enough for a report
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"unexpected {type(error).__name__} in {place.name} (line {place.lineno}): {error}"
+        output.error(message, advice="This is a bug: report it with the command.", details={"reason": Exit.BUG.name})
+        return Exit.BUG
+
+
+def _json_first(arguments: list[str]) -> list[str]:
+    """Let `--json` stand anywhere, since it is about the whole program."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, rest = arguments[:end], arguments[end:]
+    if "--json" not in options:
+        return arguments
+    return ["--json", *(argument for argument in options if argument != "--json"), *rest]
+
+
+if __name__ == "__main__":
+    main()
