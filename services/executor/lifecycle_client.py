@@ -107,15 +107,7 @@ class LifecycleClient:
         request = lifecycle_service_pb2.SubmitOutcomesRequest(
             executor_id=self._executor_id, items=[_outcome(lease, outcome)]
         )
-        backoff = Backoff()
-        while True:
-            try:
-                response = await self._stub.SubmitOutcomes(request, timeout=CALL_TIMEOUT.total_seconds())
-                break
-            except grpc.aio.AioRpcError as error:
-                log.warning("outcome not stored yet", job_id=lease.job_id, error=from_rpc_error(error).message)
-            await backoff.wait()
-        (result,) = response.results
+        result = await self._submit(request, lease.job_id)
         if result.HasField("error"):
             return _refused(result.error)
         accepted = result.accepted
@@ -123,6 +115,19 @@ class LifecycleClient:
             state=job_pb2.JobState.Name(accepted.job.state),
             backoff=accepted.backoff.ToTimedelta() if accepted.run_again else None,
         )
+
+    async def _submit(
+        self, request: lifecycle_service_pb2.SubmitOutcomesRequest, job_id: str
+    ) -> lifecycle_service_pb2.OutcomeResult:
+        backoff = Backoff()
+        while True:
+            try:
+                response = await self._stub.SubmitOutcomes(request, timeout=CALL_TIMEOUT.total_seconds())
+            except grpc.aio.AioRpcError as error:
+                log.warning("outcome not stored yet", job_id=job_id, error=from_rpc_error(error).message)
+                await backoff.wait()
+            else:
+                return response.results[0]
 
     async def record(self, lease: Lease, call: CallOpened | CallSettled) -> None:
         """Store a model call in the ledger.

@@ -10,7 +10,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from aijobs import canonical
 from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
-from aijobs.job_type import EarlierError, ExecutionContext
+from aijobs.job_type import EarlierError, ExecutionContext, ProgressReport
 from services.executor.engine.resolve import Resolved
 from services.executor.handlers import HandlerLoop
 
@@ -90,7 +90,7 @@ def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tu
         raise ExecutionFailed("VALIDATION_OUTPUT", "the output is not strict JSON", feedback=str(error)) from error
 
 
-def _across_threads(progress: Callable[[int], None]) -> Callable[[int], None]:
+def _across_threads(progress: Callable[[int], None]) -> ProgressReport:
     loop = asyncio.get_running_loop()
 
     def report(percent: int) -> None:

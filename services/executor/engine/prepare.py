@@ -52,15 +52,16 @@ class Prepare:
 
     async def __call__(self, job_id: str) -> Prepared | Refused:
         """Lock the job, trying until the jobs service answers."""
-        token = self._make_token()
-        backoff = Backoff()
-        while True:
-            try:
-                leased = await self._client.lock(job_id, token)
-                break
-            except AijobsError as error:
-                log.warning("job not locked yet", job_id=job_id, error=error.message)
-            await backoff.wait()
+        leased = await self._lock(job_id, self._make_token())
         if isinstance(leased, Refused):
             return leased
         return Prepared(leased=leased, handler=self._handlers[leased.job_type])
+
+    async def _lock(self, job_id: str, token: str) -> LeasedJob | Refused:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._client.lock(job_id, token)
+            except AijobsError as error:
+                log.warning("job not locked yet", job_id=job_id, error=error.message)
+            await backoff.wait()
