@@ -1,0 +1,256 @@
+"""A private RabbitMQ node with its own folder, ports, cookie and Erlang port mapper (epmd)."""
+
+import asyncio
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from deploy.local.broker import BrokerAddress, QueueDepth
+from deploy.local.database import UnreachableError
+from deploy.local.guarded import GuardedProcess, ProcessFailedError, tail
+from deploy.local.lifeline import Lifeline
+from deploy.local.ports import LOOPBACK, free_port
+from deploy.local.secret_file import kept_secret, write_private
+
+USER = "aijobs"
+NODE = "aijobs@localhost"
+START_WITHIN = timedelta(seconds=90)
+# With the management plugin an orderly stop takes 6 s, whatever there is to do.
+STOP_WITHIN = timedelta(seconds=20)
+# The scripts themselves: the wrapper in /usr/sbin changes the user and drops the environment.
+_DEBIAN = "/usr/lib/rabbitmq/bin"
+_PATH = os.pathsep.join([_DEBIAN, os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+#: Not ours by inheritance: a RabbitMQ of the machine may have its settings in the environment.
+_FOREIGN = ("RABBITMQ_", "ERL_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitMqBinaries:
+    """The two programs that a private node needs."""
+
+    server: Path
+    port_mapper: Path
+
+    @classmethod
+    def find(cls) -> "RabbitMqBinaries | None":
+        """Return the programs of this machine, None if one is missing."""
+        server = shutil.which("rabbitmq-server", path=_PATH)
+        port_mapper = shutil.which("epmd", path=_PATH)
+        return cls(server=Path(server), port_mapper=Path(port_mapper)) if server and port_mapper else None
+
+
+class RabbitMqServer:
+    """A RabbitMQ of our own, with the management API. It ends when its lifeline is abandoned.
+
+    Args:
+        folder: where data, logs, cookie and password live; made if missing. Data of an earlier node there is used.
+        lifeline: what the server hangs on.
+        binaries: what to run.
+        port: a free port on loopback for AMQP; the same after a restart.
+
+    """
+
+    def __init__(
+        self, folder: Path, *, lifeline: Lifeline, binaries: RabbitMqBinaries, port: int | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log = folder / "rabbitmq.log"
+        self.address = BrokerAddress(
+            host=LOOPBACK,
+            port=port or free_port(),
+            management_port=free_port(),
+            user=USER,
+            password=kept_secret(folder / "password"),
+        )
+        self._lifeline = lifeline
+        self._binaries = binaries
+        self._distribution_port = free_port()
+        self._mapper_port = free_port()
+        self._mapper: GuardedProcess | None = None
+        self._process: GuardedProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The node's process; None before the first start and after the end."""
+        if self._process is None or not self._process.running:
+            return None
+        try:
+            return int((self.folder / "pid").read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    async def start(self, *, within: timedelta = START_WITHIN) -> None:
+        """Start the node; it answers over AMQP and HTTP when this returns.
+
+        Raises:
+            ProcessFailedError: it ended, or did not answer in time. The message quotes its log.
+
+        """
+        await asyncio.to_thread(self._prepare)
+        environment = self._environment()
+        try:
+            async with asyncio.timeout(within.total_seconds()):
+                # Started by the node, the port mapper would detach itself and outlive us.
+                self._mapper = await GuardedProcess.start(
+                    [str(self._binaries.port_mapper), "-port", str(self._mapper_port), "-address", LOOPBACK],
+                    lifeline=self._lifeline,
+                    log=self.log,
+                    environment=environment,
+                    folder=self.folder,
+                )
+                self._process = await GuardedProcess.start(
+                    [str(self._binaries.server)],
+                    lifeline=self._lifeline,
+                    log=self.log,
+                    environment=environment,
+                    folder=self.folder,
+                )
+                await self._answers(self._process)
+        except TimeoutError as error:
+            await self.kill()
+            raise ProcessFailedError(f"RabbitMQ did not answer within {within}\n{tail(self.log)}") from error
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the node in an orderly way, then its port mapper; durable data stays."""
+        if self._process is not None:
+            # The process itself: its shell wrapper would pass the signal on only now and then.
+            await self._process.stop(patience=STOP_WITHIN, pid=self.pid)
+        await self._end_mapper()
+
+    async def kill(self) -> None:
+        """End the node by SIGKILL, and its port mapper; durable data stays."""
+        if self._process is not None:
+            await self._process.kill()
+        await self._end_mapper()
+
+    async def wait(self) -> int:
+        """Wait for the end of the node and return its exit status.
+
+        Raises:
+            RuntimeError: it was never started.
+
+        """
+        if self._process is None:
+            raise RuntimeError("not started")
+        return await self._process.wait()
+
+    async def discard(self) -> None:
+        """End the node at once and remove its data; its logs stay."""
+        await self.kill()
+        await asyncio.to_thread(shutil.rmtree, self.folder / "data", ignore_errors=True)
+
+    def freeze(self) -> None:
+        """Let the node hang (SIGSTOP): connections stay open and nothing answers."""
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen node go on."""
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+
+    async def restart(self) -> None:
+        """Stop the node if it runs and start it on the same ports and data.
+
+        Raises:
+            ProcessFailedError: it ended, or did not answer in time.
+
+        """
+        await self.stop()
+        await self.start()
+
+    def url(self, vhost: str = "/") -> str:
+        """Return the AMQP URL of a virtual host (see `BrokerAddress`)."""
+        return self.address.url(vhost)
+
+    async def create_vhost(self, name: str) -> str:
+        """Create an empty virtual host and return its AMQP URL (see `BrokerAddress`)."""
+        return await self.address.create_vhost(name)
+
+    async def delete_vhost(self, name: str) -> None:
+        """Delete a virtual host with all that is in it (see `BrokerAddress`)."""
+        await self.address.delete_vhost(name)
+
+    async def depth(self, queue: str, *, vhost: str = "/") -> QueueDepth:
+        """Count a queue's messages at this moment (see `BrokerAddress`)."""
+        return await self.address.depth(queue, vhost=vhost)
+
+    async def until_kept(self, queue: str, *, vhost: str = "/") -> None:
+        """Wait until a quorum queue that was just declared would survive `kill`.
+
+        Its messages do as soon as they are confirmed, but RabbitMQ writes the queue's own registration to disk about
+        1 s after the declaration (file `names.dets`; 3.10, ra 2.2). A node that is killed before comes back with a
+        queue that never finds a leader, and consumers hang.
+
+        Raises:
+            TimeoutError: it is not on disk after 10 s.
+
+        """
+        name = f"{'%2F' if vhost == '/' else vhost}_{queue}".encode()
+        async with asyncio.timeout(10):
+            while True:
+                files = (self.folder / "data").rglob("quorum/*/names.dets")
+                if any(name in file.read_bytes() for file in files):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def _end_mapper(self) -> None:
+        if self._mapper is not None:
+            await self._mapper.kill()
+
+    async def _answers(self, process: GuardedProcess) -> None:
+        while True:
+            process.require_running("RabbitMQ")
+            try:
+                await self.address.ping()
+            except UnreachableError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    def _prepare(self) -> None:
+        for name in ("home", "log", "data"):
+            (self.folder / name).mkdir(exist_ok=True)
+        # Left by an earlier node, it would name a process that is not ours.
+        (self.folder / "pid").unlink(missing_ok=True)
+        cookie = self.folder / "home" / ".erlang.cookie"
+        kept_secret(cookie)
+        cookie.chmod(0o400)
+        (self.folder / "enabled_plugins").write_text("[rabbitmq_management].\n", encoding="ascii")
+        write_private(
+            self.folder / "rabbitmq.conf",
+            f"listeners.tcp.default = {LOOPBACK}:{self.address.port}\n"
+            f"management.tcp.ip = {LOOPBACK}\n"
+            f"management.tcp.port = {self.address.management_port}\n"
+            f"default_user = {USER}\n"
+            f"default_pass = {self.address.password}\n",
+        )
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+        return inherited | {
+            "HOME": str(self.folder / "home"),
+            "RABBITMQ_NODENAME": NODE,
+            "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
+            "RABBITMQ_NODE_PORT": str(self.address.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,
+            # One scheduler that sleeps when idle: the machine is shared with the tests.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
+            # Also the console, so that the end of our log says why a node did not start.
+            "RABBITMQ_LOGS": "-",
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_ADDRESS": LOOPBACK,
+        }
