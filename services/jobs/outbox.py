@@ -13,6 +13,7 @@ from datetime import timedelta
 import structlog
 
 from aijobs.errors import AijobsError, ClaimLost, Unavailable
+from services.jobs.events import EventType
 from services.jobs.store import outbox
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import ClaimState, EventRow, EventStatus, Settlement
@@ -105,6 +106,15 @@ class Outbox:
 
         """
         return await self._database.write(lambda tx: self._settle(tx, claim_token, batch))
+
+    async def republish_waiting(self) -> int:
+        """Send the events of all queued jobs again, after a broker lost everything; returns how many.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await self._database.write(lambda tx: outbox.republish_waiting(tx, EventType.ENQUEUE))
 
     async def run(self) -> None:
         """Release expired claims until cancelled. Never ends by a fault of the database."""

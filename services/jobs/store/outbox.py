@@ -16,8 +16,9 @@ from typing import Any
 
 from sqlalchemy import BindParameter, bindparam, case, insert, select, update
 
+from aijobs.states import JobState
 from services.jobs.store.database import Transaction
-from services.jobs.store.tables import outbox_events
+from services.jobs.store.tables import jobs, outbox_events
 from services.jobs.store.time import now, now_plus
 
 events = outbox_events.c
@@ -202,3 +203,18 @@ async def release_expired(tx: Transaction, limit: int = 100) -> int:
             .values(status=EventStatus.PENDING, claim_token=None, locked_by=None, claim_until=None)
         )
     return len(ids)
+
+
+async def republish_waiting(tx: Transaction, event_type: str) -> int:
+    """Make the events of queued jobs pending again, for a broker that has lost everything; returns how many."""
+    waiting = select(jobs.c.job_id).where(jobs.c.lifecycle_status == JobState.QUEUED)
+    result = await tx.execute(
+        update(outbox_events)
+        .where(
+            events.event_type == event_type,
+            events.status.in_((EventStatus.PROCESSING, EventStatus.PUBLISHED)),
+            events.aggregate_id.in_(waiting),
+        )
+        .values(status=EventStatus.PENDING, claim_token=None, locked_by=None, claim_until=None, published_at=None)
+    )
+    return result.rowcount

@@ -1,0 +1,95 @@
+"""The embedded engine: the three services in one process, on an SQLite file and an in-memory broker.
+
+The services are the same as in production and talk over real gRPC on loopback; only what they stand on is smaller.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from aijobs.broker.memory import MemoryBroker
+from aijobs.registry import Registry
+from aijobs.service import background
+from services.dispatcher import app as dispatcher_app
+from services.dispatcher.settings import DispatcherSettings
+from services.executor import app as executor_app
+from services.executor.settings import ExecutorSettings
+from services.jobs import app as jobs_app
+from services.jobs.migrate import upgrade_with
+from services.jobs.settings import JobsSettings
+
+#: A required setting that the in-memory broker has no use for.
+NO_BROKER = SecretStr("amqp://in-memory")
+ANY_PORT = "127.0.0.1:0"
+RunApp = Callable[[asyncio.Event, Callable[[int], None]], Awaitable[None]]
+
+
+class Service:
+    """One of the services as a background loop of this process. Leaving the loop's block ends it in good order."""
+
+    def __init__(self, name: str, run: RunApp) -> None:
+        self.name = name
+        self._run = run
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Run the service until cancelled."""
+        await self._run(asyncio.Event(), self.port.set_result)
+
+
+@asynccontextmanager
+async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_PORT) -> AsyncIterator[str]:
+    """Run the engine beside the block; yields the address of the jobs service.
+
+    Settings come from the environment like those of the services, but for what embedding decides: no tokens, so
+    loopback only.
+
+    Args:
+        database: SQLite file; created if missing, migrated if old.
+        stop: set when a service ends by itself, so that the block comes to its end.
+        listen: address of the jobs service.
+
+    Raises:
+        BadDefinitions: an installed job type is unusable.
+        CannotListenError: the address is taken.
+        BrokenLoopError: after the block, if a service ended by itself.
+
+    """
+    url = f"sqlite+aiosqlite:///{database}"
+    await upgrade_with(url)
+    registry = Registry.installed(load_code=True)
+    broker = MemoryBroker()
+    jobs = jobs_app.build(JobsSettings(listen=listen, database_url=SecretStr(url), token_secret=None), registry)
+    # The broker is new: nothing that was published by an earlier process is on its way.
+    await jobs.outbox.republish_waiting()
+    async with AsyncExitStack() as stack:
+        # Entered first, left last: executor and dispatcher report to the jobs service until they have ended.
+        address = f"127.0.0.1:{await _start(stack, stop, Service('jobs', jobs.run))}"
+        common: dict[str, Any] = {"listen": ANY_PORT, "address": address, "broker_url": NO_BROKER, "token_secret": None, "token": None}
+        dispatcher = dispatcher_app.build(DispatcherSettings(**common), broker)
+        await _start(stack, stop, Service("dispatcher", dispatcher.run))
+        executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), registry, broker)
+        await _start(stack, stop, Service("executor", executor.run))
+        yield address
+
+
+async def _start(stack: AsyncExitStack, stop: asyncio.Event, service: Service) -> int:
+    """Start a service and return its port; a service that breaks before it serves ends the engine."""
+    await stack.enter_async_context(background(stop, service))
+    broken = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {service.port, broken}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        broken.cancel()
+    if not service.port.done():
+        raise EngineNotStarted(f"the {service.name} service did not start; the log says why")
+    return service.port.result()
+
+
+class EngineNotStarted(Exception):
+    """A service ended before it served, or the process was told to stop meanwhile."""
