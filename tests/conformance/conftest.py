@@ -1,0 +1,178 @@
+"""The jobs service's use cases on a real database of each kind."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from aijobs import canonical
+from aijobs.definition import Execution, JobDefinition, Metadata, Queue, Routing, Schema
+from aijobs.errors import AijobsError
+from aijobs.registry import Registry
+from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
+from services.jobs.creation import Created, JobCreation, NewJob
+from services.jobs.execution import Accepted, Failed, JobExecution, Locked, LockRequest, Outcome, Succeeded
+from services.jobs.lifecycle import Lease
+from services.jobs.migrate import upgrade_with
+from services.jobs.outbox import Outbox
+from services.jobs.queries import JobQueries, Viewer
+from services.jobs.store.database import Database
+from services.jobs.usage import UsageLedger
+from services.jobs.wakeups import Wakeups
+from services.jobs.watching import JobWatching
+
+BACKEND = Viewer(caller="backend", user_id=None)
+
+
+class Input(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(default="", max_length=1_000_000)
+    number: int = 0
+
+
+class Output(BaseModel):
+    text: str = ""
+
+
+def definition(job_type: str = "testing", **execution: Any) -> JobDefinition:
+    return JobDefinition(
+        job_type=job_type,
+        metadata=Metadata(label="Testing", description="For tests", domain="maintenance", version="1.0.0"),
+        routing=Routing(queue=Queue.INTERACTIVE),
+        execution=Execution(**{"timeout": timedelta(seconds=10), "max_retries": 2, **execution}),
+        input=Schema(version="1", model=Input),
+        output=Schema(version="1", model=Output),
+        executor="module:execute",
+    )
+
+
+@dataclass
+class Jobs:
+    """The use cases of one jobs service, and short ways to call them."""
+
+    database: Database
+    lease_time: timedelta = timedelta(seconds=60)
+    claim_time: timedelta = timedelta(seconds=60)
+    wakeups: Wakeups = field(default_factory=Wakeups)
+
+    def __post_init__(self) -> None:
+        registry = Registry(
+            [
+                definition(),
+                definition("fixed", cancellable=False),
+                definition("patient", abort_strategy="retry"),
+                definition("impatient", abort_strategy="fail"),
+            ]
+        )
+        self.creation = JobCreation(self.database, registry, self.wakeups)
+        self.execution = JobExecution(self.database, registry, self.wakeups, self.lease_time)
+        self.cancellation = JobCancellation(self.database, self.wakeups)
+        self.queries = JobQueries(self.database)
+        self.watching = JobWatching(self.queries, self.wakeups)
+        self.ledger = UsageLedger(self.database)
+        self.outbox = Outbox(
+            self.database, self.wakeups, claim_time=self.claim_time, release_interval=timedelta(milliseconds=20)
+        )
+
+    async def create(self, **changes: Any) -> Created:
+        (created,) = await self.creation.create(changes.pop("caller", "backend"), [new_job(**changes)])
+        assert isinstance(created, Created), created
+        return created
+
+    async def lock(self, job_id: str, token: str | None = None, executor_id: str = "executor-1") -> Locked:
+        locked = await self.try_lock(job_id, token, executor_id)
+        assert isinstance(locked, Locked), locked
+        return locked
+
+    async def try_lock(
+        self, job_id: str, token: str | None = None, executor_id: str = "executor-1"
+    ) -> Locked | AijobsError:
+        (result,) = await self.execution.lock(
+            executor_id, [LockRequest(job_id=job_id, lease_token=token or uuid4().hex)]
+        )
+        return result
+
+    async def running(self, **changes: Any) -> Lease:
+        created = await self.create(**changes)
+        return lease_of(await self.lock(created.job.job_id))
+
+    async def submit(self, lease: Lease, report: Any) -> Accepted | AijobsError:
+        (result,) = await self.execution.submit([Outcome(lease=lease, report=report)])
+        return result
+
+    async def cancel(self, job_id: str, request_id: str | None = None, viewer: Viewer = BACKEND) -> CancelAnswer:
+        return await self.cancellation.cancel(
+            viewer, Cancel(request_id=request_id or uuid4().hex, job_id=job_id, reason="")
+        )
+
+    async def claim(self, token: str | None = None, limit: int = 10, wait: timedelta = timedelta(0), **changes: Any):
+        return await self.outbox.claim(
+            **{
+                "claim_token": token or uuid4().hex,
+                "dispatcher_id": "dispatcher-1",
+                "event_types": ["ai.job.enqueue", "ai.job.completed", "ai.job.failed", "ai.job.cancelled"],
+                "limit": limit,
+                "wait": wait,
+                **changes,
+            }
+        )
+
+    async def history(self, job_id: str) -> list[str]:
+        return [str(entry.kind) for entry in await self.queries.history(job_id, after_sequence=0)]
+
+
+def new_job(**changes: Any) -> NewJob:
+    return NewJob(
+        **{
+            "request_id": uuid4().hex,
+            "user_id": "user-1",
+            "job_type": "testing",
+            "target_type": "",
+            "target_id": "",
+            "input": {"text": "hello"},
+            "idempotency_key": None,
+            "strict_idempotency": False,
+            "labels": {},
+            "priority": None,
+            **changes,
+        }
+    )
+
+
+def lease_of(locked: Locked) -> Lease:
+    assert locked.job.lease_token is not None
+    return Lease(job_id=locked.job.job_id, attempt=locked.job.attempt, lease_token=locked.job.lease_token)
+
+
+def success(output: JsonValue = None, artifacts: Any = ()) -> Succeeded:
+    text = canonical.dump({"text": "done"} if output is None else output)
+    return Succeeded(output_json=text, output_hash=canonical.digest(text), artifacts=artifacts)
+
+
+def failure(code: str, execution: int = 1, feedback: str = "") -> Failed:
+    return Failed(execution=execution, code=code, internal="for operators", feedback=feedback)
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    return request.getfixturevalue("mariadb_url")
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    await upgrade_with(database_url)
+    database = Database(database_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def jobs(database: Database) -> Jobs:
+    return Jobs(database)

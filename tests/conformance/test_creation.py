@@ -1,0 +1,203 @@
+"""CR-1…CR-4: a create is all or nothing, and a repeat has one effect."""
+
+import asyncio
+import json
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import select, text
+
+from aijobs.errors import (
+    AijobsError,
+    IdempotencyKeyReused,
+    InvalidIdempotencyKey,
+    InvalidInput,
+    PayloadTooLarge,
+    RequestIdReused,
+    UnknownJobType,
+)
+from aijobs.states import JobState
+from services.jobs.creation import Created
+from services.jobs.store import outbox
+from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_events, requests
+from tests.conformance.conftest import Jobs, new_job
+
+EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
+
+
+async def rows(service: Jobs, table) -> list:
+    return list(await service.database.read(lambda tx: _all(tx, table)))
+
+
+async def _all(tx, table):
+    return (await tx.execute(select(table))).mappings().all()
+
+
+async def assert_nothing_written(service: Jobs) -> None:
+    for table in EVERYTHING:
+        assert await rows(service, table) == [], table.name
+
+
+async def test_a_create_writes_job_snapshot_history_and_event(jobs: Jobs) -> None:
+    created = await jobs.create(input={"number": 3}, labels={"team": "a"}, target_type="answer", target_id="7")
+    job = created.job
+    assert (job.lifecycle_status, job.attempt, job.sequence, job.queue) == (JobState.QUEUED, 0, 1, "ai-interactive")
+    (snapshot,) = await rows(jobs, job_snapshots)
+    assert snapshot["content_json"] == '{"number":3,"text":""}'
+    (event,) = await rows(jobs, outbox_events)
+    assert event["dedupe_key"] == f"ai.job.enqueue:{job.job_id}:1"
+    assert json.loads(event["payload_json"]) == {
+        "jobId": job.job_id,
+        "jobType": "testing",
+        "queueName": "ai-interactive",
+        "priority": 50,
+    }
+    assert (event["aggregate_type"], event["aggregate_id"], event["status"]) == ("AiJob", job.job_id, "pending")
+    assert await jobs.history(job.job_id) == ["created"]
+
+
+async def test_when_the_event_cannot_be_inserted_there_is_no_job(jobs: Jobs, monkeypatch) -> None:
+    async def broken(tx, new) -> None:
+        await tx.execute(text("INSERT INTO no_such_table VALUES (1)"))
+
+    monkeypatch.setattr(outbox, "append", broken)
+    with pytest.raises(Exception, match="no_such_table"):
+        await jobs.create()
+    await assert_nothing_written(jobs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"job_type": "unheard_of"}, UnknownJobType, "job_type"),
+        ({"input": {"number": "many"}}, InvalidInput, "input.number"),
+        ({"input": {"unknown": 1}}, InvalidInput, "input.unknown"),
+        ({"input": [1]}, InvalidInput, "input"),
+        ({"input": {"number": 2**53}}, InvalidInput, "input"),
+        ({"input": {"text": "x\x00y"}}, InvalidInput, "input"),
+        ({"input": {"text": "x" * 1_000_001}}, InvalidInput, "input.text"),
+        ({"input": {"text": "ü" * 600_000}}, PayloadTooLarge, "input"),
+        ({"user_id": ""}, InvalidInput, "user_id"),
+        ({"user_id": "with blank"}, InvalidInput, "user_id"),
+        ({"user_id": "x" * 129}, InvalidInput, "user_id"),
+        ({"request_id": "ü"}, InvalidInput, "request_id"),
+        ({"target_type": "answer"}, InvalidInput, "target"),
+        ({"labels": {"Upper": "x"}}, InvalidInput, "labels"),
+        ({"labels": {"a": "x" * 257}}, InvalidInput, "labels.a"),
+        ({"labels": {f"k{n}": "v" for n in range(17)}}, InvalidInput, "labels"),
+        ({"priority": 101}, InvalidInput, "overrides.priority"),
+        ({"idempotency_key": "k "}, InvalidIdempotencyKey, "idempotency_key"),
+        ({"idempotency_key": "é"}, InvalidIdempotencyKey, "idempotency_key"),
+        ({"idempotency_key": "\N{GRINNING FACE}"}, InvalidIdempotencyKey, "idempotency_key"),
+        ({"idempotency_key": "k" * 129}, InvalidIdempotencyKey, "idempotency_key"),
+    ],
+)
+async def test_a_bad_request_names_the_field_and_writes_nothing(jobs: Jobs, changes, error, field) -> None:
+    (result,) = await jobs.creation.create("backend", [new_job(**changes)])
+    assert type(result) is error
+    assert [violation.field for violation in result.violations] == [field]
+    await assert_nothing_written(jobs)
+
+
+async def test_the_same_key_finds_the_first_job(jobs: Jobs) -> None:
+    first = await jobs.create(idempotency_key="order-1")
+    again = await jobs.create(idempotency_key="order-1")
+    assert (first.deduplicated, again.deduplicated, again.request_differs) == (False, True, False)
+    assert again.job.job_id == first.job.job_id
+
+
+async def test_a_key_with_another_request_is_told_or_refused(jobs: Jobs) -> None:
+    first = await jobs.create(idempotency_key="order-1")
+    other = await jobs.create(idempotency_key="order-1", input={"text": "other"})
+    assert (other.deduplicated, other.request_differs, other.job.job_id) == (True, True, first.job.job_id)
+    (strict,) = await jobs.creation.create(
+        "backend", [new_job(idempotency_key="order-1", input={"text": "third"}, strict_idempotency=True)]
+    )
+    assert isinstance(strict, IdempotencyKeyReused)
+
+
+async def test_keys_are_case_exact_and_belong_to_user_and_type(jobs: Jobs) -> None:
+    requests_made = [
+        {"idempotency_key": "Order-1"},
+        {"idempotency_key": "order-1"},
+        {"idempotency_key": "ORDER-1"},
+        {"idempotency_key": "order-1", "user_id": "User-1"},
+        {"idempotency_key": "order-1", "job_type": "fixed"},
+    ]
+    ids = {(await jobs.create(**changes)).job.job_id for changes in requests_made}
+    assert len(ids) == len(requests_made)
+
+
+async def test_without_a_key_every_create_makes_a_job(jobs: Jobs) -> None:
+    assert (await jobs.create()).job.job_id != (await jobs.create()).job.job_id
+
+
+async def test_a_repeated_request_id_gets_the_same_answer(jobs: Jobs) -> None:
+    first = await jobs.create(request_id="r1")
+    again = await jobs.create(request_id="r1")
+    assert again == first or (again.job.job_id, again.deduplicated) == (first.job.job_id, False)
+    assert len(await rows(jobs, outbox_events)) == 1
+
+
+async def test_a_request_id_with_another_request_is_refused(jobs: Jobs) -> None:
+    await jobs.create(request_id="r1")
+    (result,) = await jobs.creation.create("backend", [new_job(request_id="r1", input={"text": "other"})])
+    assert isinstance(result, RequestIdReused)
+
+
+async def test_request_ids_belong_to_their_caller(jobs: Jobs) -> None:
+    first = await jobs.create(request_id="r1", caller="backend-a")
+    other = await jobs.create(request_id="r1", caller="backend-b")
+    assert first.job.job_id != other.job.job_id
+
+
+async def test_concurrent_creates_with_one_key_make_one_job(jobs: Jobs) -> None:
+    """Case D1 in short: 50 creates at once."""
+    results = await asyncio.gather(
+        *(jobs.creation.create("backend", [new_job(idempotency_key="k")]) for _ in range(50))
+    )
+    created = [result for (result,) in results]
+    assert all(isinstance(result, Created) for result in created)
+    assert len({result.job.job_id for result in created}) == 1
+    assert sum(not result.deduplicated for result in created) == 1
+    assert len(await rows(jobs, outbox_events)) == 1
+
+
+async def test_a_batch_answers_each_request_by_itself(jobs: Jobs) -> None:
+    batch = [
+        new_job(idempotency_key="a"),
+        new_job(job_type="unheard_of"),
+        new_job(idempotency_key="a"),
+        new_job(user_id="user-2"),
+        new_job(request_id="same"),
+        new_job(request_id="same"),
+    ]
+    results = await jobs.creation.create("backend", batch)
+    assert [isinstance(result, AijobsError) for result in results] == [False, True, False, False, False, False]
+    good = [result for result in results if isinstance(result, Created)]
+    assert good[1].deduplicated
+    assert good[0].job.job_id == good[1].job.job_id
+    assert good[3].job.job_id == good[4].job.job_id
+    assert len(await rows(jobs, outbox_events)) == 3
+
+
+async def test_creates_of_many_users_in_opposite_orders_do_not_deadlock(jobs: Jobs) -> None:
+    users = [f"user-{n}" for n in range(8)]
+
+    async def batch(order: list[str]) -> None:
+        results = await jobs.creation.create("backend", [new_job(user_id=user) for user in order])
+        assert all(isinstance(result, Created) for result in results)
+
+    await asyncio.gather(*(batch(users if n % 2 else users[::-1]) for n in range(10)))
+
+
+async def test_validating_only_writes_nothing(jobs: Jobs) -> None:
+    jobs.creation.check(new_job())
+    with pytest.raises(InvalidInput):
+        jobs.creation.check(new_job(input={"number": "x"}))
+    await assert_nothing_written(jobs)
+
+
+async def test_ids_rise_with_time(jobs: Jobs) -> None:
+    ids = [(await jobs.create(request_id=uuid4().hex)).job.job_id for _ in range(5)]
+    assert ids == sorted(ids)

@@ -1,0 +1,179 @@
+"""OB-1, OB-2, OB-3, OB-5, OB-6: who publishes what, woken by what, and what a lost claim costs."""
+
+import asyncio
+from datetime import timedelta
+from uuid import uuid4
+
+from sqlalchemy import select, text
+
+from aijobs.errors import ClaimLost
+from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
+from services.jobs.store.tables import outbox_events
+from tests.conformance.conftest import Jobs, success
+
+LONG = timedelta(seconds=20)
+
+
+async def events(jobs: Jobs) -> list:
+    async def work(tx):
+        return (await tx.execute(select(outbox_events).order_by(outbox_events.c.id))).mappings().all()
+
+    return list(await jobs.database.read(work))
+
+
+async def make_due(jobs: Jobs) -> None:
+    """Let backoffs pass, as time would."""
+
+    async def work(tx) -> None:
+        await tx.execute(text("UPDATE outbox_events SET available_at = created_at"))
+
+    await jobs.database.write(work)
+
+
+async def end_claims(jobs: Jobs) -> None:
+    """Let claims run out, as time would."""
+
+    async def work(tx) -> None:
+        await tx.execute(text("UPDATE outbox_events SET claim_until = created_at WHERE claim_until IS NOT NULL"))
+
+    await jobs.database.write(work)
+
+
+async def test_events_are_claimed_in_order_and_only_once(jobs: Jobs) -> None:
+    ids = [(await jobs.create()).job.job_id for _ in range(5)]
+    first, second = await jobs.claim(limit=3), await jobs.claim(limit=3)
+    assert [event.aggregate_id for event in [*first, *second]] == ids
+    assert await jobs.claim() == []
+
+
+async def test_concurrent_claims_share_without_doubles(jobs: Jobs) -> None:
+    ids = {(await jobs.create()).job.job_id for _ in range(30)}
+    batches = await asyncio.gather(*(jobs.claim(limit=5) for _ in range(8)))
+    claimed = [event.aggregate_id for batch in batches for event in batch]
+    for _ in range(10):  # SKIP LOCKED may have skipped rows that another claim was only looking at
+        claimed += [event.aggregate_id for event in await jobs.claim(limit=5)]
+    assert len(claimed) == len(set(claimed))
+    assert set(claimed) == ids
+
+
+async def test_a_repeated_claim_gets_the_same_events(jobs: Jobs) -> None:
+    """Case L7: the answer was lost after its commit."""
+    for _ in range(3):
+        await jobs.create()
+    token = uuid4().hex
+    first = await jobs.claim(token, limit=2)
+    assert await jobs.claim(token, limit=2) == first
+
+
+async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs) -> None:
+    """OB-6. The fallback poll is out of play: it would come a second later."""
+    waiting = asyncio.create_task(jobs.claim(wait=LONG))
+    await asyncio.sleep(0)
+    while jobs.wakeups.events._changed._waiters == ():
+        await asyncio.sleep(0)
+    async with asyncio.timeout(0.7):
+        created = await jobs.create()
+        (event,) = await waiting
+    assert event.aggregate_id == created.job.job_id
+
+
+async def test_a_claim_without_events_ends_after_its_wait(jobs: Jobs) -> None:
+    assert await jobs.claim(wait=timedelta(milliseconds=30)) == []
+
+
+async def test_types_that_the_dispatcher_does_not_name_stay(jobs: Jobs) -> None:
+    await jobs.create()
+    assert await jobs.claim(event_types=["ai.job.completed"]) == []
+    assert len(await jobs.claim()) == 1
+
+
+async def test_a_published_event_is_done(jobs: Jobs) -> None:
+    await jobs.create()
+    token = uuid4().hex
+    (event,) = await jobs.claim(token)
+    published = [SettleRequest(event_id=event.event_id, result=Published())]
+    assert await jobs.outbox.settle(token, published) == [None]
+    assert await jobs.outbox.settle(token, published) == [None], "a repeat gets the same answer"
+    (row,) = await events(jobs)
+    assert (row["status"], row["attempt_count"]) == ("published", 0)
+    assert row["published_at"] is not None
+
+
+async def test_a_settle_without_the_claim_is_refused(jobs: Jobs) -> None:
+    """Case B4: a thawed dispatcher settles after another one has taken over."""
+    await jobs.create()
+    frozen, other = uuid4().hex, uuid4().hex
+    (event,) = await jobs.claim(frozen)
+    await end_claims(jobs)
+    releasing = asyncio.create_task(jobs.outbox.run())
+    (again,) = await jobs.claim(other, wait=LONG)
+    releasing.cancel()
+    assert again.event_id == event.event_id
+    (refusal,) = await jobs.outbox.settle(frozen, [SettleRequest(event_id=event.event_id, result=Published())])
+    assert isinstance(refusal, ClaimLost)
+    (unknown,) = await jobs.outbox.settle(other, [SettleRequest(event_id=str(uuid4()), result=Published())])
+    assert isinstance(unknown, ClaimLost)
+    (row,) = await events(jobs)
+    assert (row["status"], row["attempt_count"]) == ("processing", 0)
+
+
+async def test_only_an_events_own_faults_use_up_its_attempts(jobs: Jobs) -> None:
+    await jobs.create()
+    for _ in range(5):
+        token = uuid4().hex
+        (event,) = await jobs.claim(token)
+        await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Released())])
+    statuses = []
+    for _ in range(3):
+        token = uuid4().hex
+        (event,) = await jobs.claim(token)
+        failed = PublishFailed(reason="DISPATCH_REFUSED", retryable=True)
+        await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=failed)])
+        (row,) = await events(jobs)
+        statuses.append((row["status"], row["attempt_count"]))
+        assert await jobs.claim() == [], "it waits before its next attempt"
+        await make_due(jobs)
+    assert statuses == [("pending", 1), ("pending", 2), ("dead", 3)]
+    assert await jobs.claim() == []
+
+
+async def test_a_hopeless_event_is_dead_at_once(jobs: Jobs) -> None:
+    await jobs.create()
+    token = uuid4().hex
+    (event,) = await jobs.claim(token)
+    failed = PublishFailed(reason="DISPATCH_UNUSABLE_EVENT", retryable=False)
+    await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=failed)])
+    (row,) = await events(jobs)
+    assert (row["status"], row["last_error"]) == ("dead", "DISPATCH_UNUSABLE_EVENT")
+
+
+async def test_a_batch_settles_each_event_by_itself(jobs: Jobs) -> None:
+    for _ in range(3):
+        await jobs.create()
+    token = uuid4().hex
+    claimed = await jobs.claim(token)
+    results = await jobs.outbox.settle(
+        token,
+        [
+            SettleRequest(event_id=claimed[0].event_id, result=Published()),
+            SettleRequest(
+                event_id=claimed[1].event_id, result=PublishFailed(reason="DISPATCH_REFUSED", retryable=True)
+            ),
+            SettleRequest(event_id=claimed[2].event_id, result=Released()),
+            SettleRequest(event_id=str(uuid4()), result=Released()),
+        ],
+    )
+    assert [result is None for result in results] == [True, True, True, False]
+    assert [row["status"] for row in await events(jobs)] == ["published", "pending", "pending"]
+
+
+async def test_published_events_of_waiting_jobs_are_sent_again_when_asked(jobs: Jobs) -> None:
+    waiting = (await jobs.create()).job.job_id
+    lease = await jobs.running()
+    await jobs.submit(lease, success())
+    token = uuid4().hex
+    for event in await jobs.claim(token):
+        await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Published())])
+    assert await jobs.outbox.republish_waiting() == 1
+    (event,) = await jobs.claim()
+    assert event.aggregate_id == waiting

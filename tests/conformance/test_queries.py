@@ -1,0 +1,189 @@
+"""AP-1: reading one job, a page of jobs, and a job as it changes."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from aijobs.errors import InvalidInput, JobNotFound
+from aijobs.states import JobState
+from services.jobs.execution import Extend
+from services.jobs.queries import JobFilter, Viewer
+from services.jobs.store.usage import Call, Settled
+from services.jobs.usage import Recorded
+from services.jobs.watching import Update
+from tests.conformance.conftest import BACKEND, Jobs, success
+
+ALICE = Viewer(caller="alice", user_id="alice")
+
+
+async def test_another_users_job_is_not_found(jobs: Jobs) -> None:
+    job_id = (await jobs.create(user_id="bob")).job.job_id
+    with pytest.raises(JobNotFound):
+        await jobs.queries.get(ALICE, job_id, full=False)
+    with pytest.raises(JobNotFound):
+        await jobs.queries.get(BACKEND, "no-such-job", full=False)
+
+
+async def test_pages_hold_every_job_once_newest_first(jobs: Jobs) -> None:
+    ids = [(await jobs.create()).job.job_id for _ in range(7)]
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = await jobs.queries.page(BACKEND, JobFilter(), size=3, token=token)
+        seen += [detail.job.job_id for detail in page.jobs]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == ids[::-1]
+
+
+async def test_filters_narrow_and_users_see_only_their_own(jobs: Jobs) -> None:
+    mine = (await jobs.create(user_id="alice")).job.job_id
+    await jobs.create(user_id="bob", job_type="fixed")
+    running = await jobs.running(user_id="bob")
+
+    async def ids(viewer: Viewer, **wanted) -> list[str]:
+        page = await jobs.queries.page(viewer, JobFilter(**wanted), size=0, token="")
+        return [detail.job.job_id for detail in page.jobs]
+
+    assert await ids(ALICE) == [mine]
+    assert await ids(ALICE, user_id="bob") == []
+    assert await ids(BACKEND, states=[JobState.RUNNING]) == [running.job_id]
+    assert await ids(BACKEND, user_id="bob", job_type="testing") == [running.job_id]
+    assert len(await ids(BACKEND, queue="ai-interactive")) == 3
+    assert await ids(BACKEND, queue="ai-background") == []
+
+
+@pytest.mark.parametrize(
+    ("size", "token", "field"), [(101, "", "page_size"), (-1, "", "page_size"), (1, "x", "page_token")]
+)
+async def test_a_bad_page_is_refused_by_name(jobs: Jobs, size: int, token: str, field: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        await jobs.queries.page(BACKEND, JobFilter(), size=size, token=token)
+    assert refusal.value.violations[0].field == field
+
+
+async def test_a_watch_sends_the_present_job_then_every_change_and_ends(jobs: Jobs) -> None:
+    job_id = (await jobs.create()).job.job_id
+    kinds: list[str] = []
+
+    async def watch() -> None:
+        async for update in jobs.watching.watch(BACKEND, job_id, after_sequence=None, include_progress=True):
+            kinds.append(str(update.transition.kind) if update.transition else f"progress {update.detail.job.progress}")
+            seen.set()
+
+    async def until_seen(kind: str) -> None:
+        while kind not in kinds:
+            seen.clear()
+            await seen.wait()
+
+    seen = asyncio.Event()
+    async with asyncio.timeout(10):
+        watching = asyncio.create_task(watch())
+        await until_seen("progress 0")
+        locked = await jobs.lock(job_id)
+        await until_seen("locked")
+        lease = locked.job
+        from tests.conformance.conftest import lease_of  # noqa: PLC0415
+
+        await jobs.execution.extend([Extend(lease=lease_of(locked), progress=30)])
+        await until_seen("progress 30")
+        await jobs.submit(lease_of(locked), success())
+        await watching
+    assert kinds == ["progress 0", "locked", "progress 30", "succeeded"]
+    assert lease.attempt == 1
+
+
+async def collect(jobs: Jobs, job_id: str, after_sequence: int | None) -> list[Update]:
+    return [
+        update
+        async for update in jobs.watching.watch(BACKEND, job_id, after_sequence=after_sequence, include_progress=False)
+    ]
+
+
+async def test_a_watch_resumes_after_a_number_and_ends_at_once_on_an_ended_job(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    await jobs.submit(lease, success())
+    everything = await collect(jobs, lease.job_id, 0)
+    assert [update.transition.sequence for update in everything if update.transition] == [1, 2, 3]
+    resumed = await collect(jobs, lease.job_id, 2)
+    assert [update.transition.sequence for update in resumed if update.transition] == [3]
+    assert len(await collect(jobs, lease.job_id, None)) == 1
+
+
+async def test_a_watch_hears_of_other_replicas_commits(jobs: Jobs) -> None:
+    """A second service on the same database changes the job; nothing wakes the first one but its poll."""
+    job_id = (await jobs.create()).job.job_id
+    other = Jobs(jobs.database)
+    polling = asyncio.create_task(jobs.watching.run())
+    updates = jobs.watching.watch(BACKEND, job_id, after_sequence=None, include_progress=False)
+    async with asyncio.timeout(10):
+        await anext(updates)
+        following = asyncio.create_task(anext(updates))
+        # The poll must have seen the job once before it can see it change.
+        while not jobs.wakeups.watched_jobs:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.6)
+        await other.lock(job_id)
+        update = await following
+    assert update.transition is not None
+    assert update.transition.kind == "locked"
+    polling.cancel()
+    await updates.aclose()
+
+
+async def test_unwatched_jobs_are_forgotten(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    await jobs.submit(lease, success())
+    await collect(jobs, lease.job_id, 0)
+    assert jobs.wakeups.watched_jobs == []
+
+
+def call(job_id: str, attempt: int = 1, call_no: int = 1, settled: Settled | None = None) -> Call:
+    return Call(
+        job_id=job_id,
+        attempt=attempt,
+        call_no=call_no,
+        user_id="",
+        job_type="",
+        provider="offline",
+        model="offline",
+        tier="primary",
+        prompt_key="",
+        prompt_version="",
+        credential_mode="platform_key",
+        late=False,
+        settled=settled,
+    )
+
+
+def settled(tokens: int) -> Settled:
+    return Settled(
+        input_tokens=tokens,
+        output_tokens=1,
+        token_source="measured",
+        latency=timedelta(milliseconds=5),
+        error_code="",
+    )
+
+
+async def test_usage_is_opened_settled_and_summed_once_however_often_it_is_sent(jobs: Jobs) -> None:
+    """EX-6: idempotent by (job, attempt, call number), and recorded after the end too."""
+    lease = await jobs.running()
+    job_id = lease.job_id
+    opened = await jobs.ledger.record([call(job_id), call(job_id)])
+    assert opened == [Recorded(), Recorded()]
+    assert (await jobs.queries.get(BACKEND, job_id, full=False)).usage.calls == 0, "not settled yet"
+    await jobs.ledger.record([call(job_id, settled=settled(10))])
+    await jobs.ledger.record([call(job_id, settled=settled(999)), call(job_id)])
+    await jobs.submit(lease, success())
+    await jobs.ledger.record([call(job_id, call_no=2, settled=settled(5))])
+    usage = (await jobs.queries.get(BACKEND, job_id, full=False)).usage
+    assert (usage.calls, usage.input_tokens, usage.output_tokens) == (2, 15, 2)
+
+
+async def test_usage_of_an_unknown_job_or_attempt_is_refused(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    results = await jobs.ledger.record([call("no-such-job"), call(lease.job_id, attempt=2), call(lease.job_id)])
+    assert [isinstance(result, JobNotFound) for result in results] == [True, True, False]

@@ -1,0 +1,59 @@
+"""The database repeats the invariants, and the migrations make the schema that the code expects."""
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from services.jobs.migrate import SchemaOutdated, require_current, upgrade_with
+from services.jobs.store import tables
+from services.jobs.store.database import Database
+from tests.conformance.conftest import Jobs
+
+
+async def test_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
+    async with database.engine.connect() as connection:
+        differences = await connection.run_sync(
+            lambda sync: compare_metadata(
+                MigrationContext.configure(sync, opts={"compare_type": True}), tables.metadata
+            )
+        )
+    assert differences == []
+
+
+async def test_migrating_again_changes_nothing(database: Database, database_url: str) -> None:
+    assert await upgrade_with(database_url) == []
+
+
+async def test_an_empty_database_is_refused_with_what_to_do(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(SchemaOutdated, match="aijobs migrate"):
+        await require_current(database)
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "lifecycle_status = 'paused'",
+        "lifecycle_status = 'succeeded'",
+        "lifecycle_status = 'running'",
+        "finished_at = created_at",
+        "lease_token = 'x'",
+        "lock_until = created_at",
+        "error_code = 'X'",
+        "output_hash = 'x'",
+        "cancel_requested_at = created_at",
+        "priority = 101",
+        "progress = -1",
+    ],
+)
+async def test_a_row_that_breaks_an_invariant_cannot_be_stored(jobs: Jobs, assignment: str) -> None:
+    await jobs.create()
+
+    async def work(tx) -> None:
+        await tx.execute(text(f"UPDATE jobs SET {assignment}"))
+
+    with pytest.raises(DBAPIError):
+        await jobs.database.write(work)
