@@ -55,10 +55,26 @@ def test_levels_below_the_configured_one_are_left_out(lines: Lines) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    (
-        "input output input_json output_json payload prompt token lease_token api_key apikey authorization password "
-        "token_secret database_url credential_id body snapshot_json content"
-    ).split(),
+    [
+        "input",
+        "output",
+        "input_json",
+        "output_json",
+        "payload",
+        "prompt",
+        "token",
+        "lease_token",
+        "api_key",
+        "apikey",
+        "authorization",
+        "password",
+        "token_secret",
+        "database_url",
+        "credential_id",
+        "body",
+        "snapshot_json",
+        "content",
+    ],
 )
 def test_secrets_and_payloads_are_masked_at_any_depth(key: str, lines: Lines) -> None:
     log = structlog.stdlib.get_logger("aijobs.x")
