@@ -70,7 +70,9 @@ def _run(arguments: list[str], output: Output) -> int:
         output.error(error.message, advice=error.advice, details={"reason": error.status.name})
         return error.status
     except typer.TyperException as error:
-        output.error(error.format_message(), advice="See `aijobs --help`.", details={"reason": Exit.BAD_INPUT.name})
+        message = error.format_message()
+        if message:  # a command without arguments has shown its help instead
+            output.error(message, advice="See `aijobs --help`.", details={"reason": Exit.BAD_INPUT.name})
         return Exit.BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         return Exit.INTERRUPTED

@@ -56,6 +56,7 @@ class _Bar(Progress):
     """The line below the others while the job has not ended."""
 
     def __init__(self, output: Output) -> None:
+        self._job: job_pb2.Job | None = None  # first: rich draws while it is built
         super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -66,7 +67,6 @@ class _Bar(Progress):
             transient=True,
         )
         self._line: TaskID = self.add_task("waiting", total=None, elapsed="")
-        self._job: job_pb2.Job | None = None
 
     def show(self, job: job_pb2.Job) -> None:
         """Show where the job is; a queued one has no percentage."""

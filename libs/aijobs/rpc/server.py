@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import structlog
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # noqa: F401 - for reflection: see below
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -46,8 +45,8 @@ class RpcServer:
     """Serves some services on one address.
 
     Health has the names "" and "readiness" (follow `set_ready`), "liveness" (from start to stop) and one for each
-    service (as readiness). Reflection is v1alpha, the one that grpcio has; it knows the error details too,
-    so that tools can decode them.
+    service (as readiness). Reflection is v1alpha, the one that grpcio has; it knows the error details too
+    (`aijobs.rpc.status` loads them), so that tools can decode them.
 
     Args:
         listen: `host:port`; port 0 picks a free one.

@@ -3,7 +3,7 @@
 What is written here is read here: a client gets an error of the class that the server raised.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -35,10 +35,12 @@ from aijobs.errors import (
     Unreachable,
 )
 
-# Everything travels in the trailing metadata, twice the message, and clients take 8 KiB of it by default.
-LONGEST_MESSAGE = 600
-LONGEST_DESCRIPTION = 200
-MOST_VIOLATIONS = 12
+# Everything travels in the trailing metadata, the message twice, in base64 and in percent encoding (three characters
+# for a byte), and gRPC clients take 8 KiB by default. All in bytes of UTF-8.
+LONGEST_MESSAGE = 500
+LONGEST_FIELD = 100
+LONGEST_DESCRIPTION = 300
+LONGEST_VIOLATIONS = 3000
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
@@ -47,11 +49,7 @@ def to_status(error: AijobsError) -> grpc.Status:
     """Return an error as gRPC sends it. Long texts are cut and only the first fields named, so that it always fits."""
     details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"advice": error.advice})]
     if error.violations:
-        violations = [
-            BadRequest.FieldViolation(field=_cut(v.field, 100), description=_cut(v.description, LONGEST_DESCRIPTION))
-            for v in error.violations[:MOST_VIOLATIONS]
-        ]
-        details.append(BadRequest(field_violations=violations))
+        details.append(_bad_request(error.violations))
     if error.retry_after is not None:
         delay = Duration()
         delay.FromTimedelta(error.retry_after)
@@ -60,6 +58,19 @@ def to_status(error: AijobsError) -> grpc.Status:
     for detail in details:
         status.details.add().Pack(detail)
     return rpc_status.to_status(status)
+
+
+def _bad_request(violations: Sequence[FieldViolation]) -> Message:
+    bad = BadRequest()
+    for violation in violations:
+        bad.field_violations.add(
+            field=_cut(violation.field, LONGEST_FIELD), description=_cut(violation.description, LONGEST_DESCRIPTION)
+        )
+        if bad.ByteSize() > LONGEST_VIOLATIONS:
+            del bad.field_violations[-1]
+            break
+    message: Message = bad
+    return message
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> AijobsError:
@@ -167,4 +178,5 @@ def _timedelta(duration: Duration) -> timedelta:
 
 
 def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    encoded = text.encode()
+    return text if len(encoded) <= longest else encoded[: longest - 3].decode(errors="ignore") + "…"

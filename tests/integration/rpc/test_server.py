@@ -12,6 +12,7 @@ import grpc
 import jwt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from aijobs.errors import AijobsError, PermissionDenied, ShuttingDown, Unauthenticated, Unreachable
 from aijobs.rpc.auth import Caller, TokenVerifier, current_caller, mint_token
@@ -236,6 +237,15 @@ def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it() -> None:
     with pytest.raises(ValueError, match="bad token") as caught:
         open_channel("127.0.0.1:50051", "canary\n")
     assert "canary" not in str(caught.value)
+
+
+async def test_reflection_knows_the_error_details_so_that_tools_decode_them() -> None:
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="google.rpc.ErrorInfo")
+    async with serving() as address, open_channel(address) as channel:
+        untyped: Any = channel  # the stubs of reflection know the synchronous channel only
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(untyped)
+        (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
+    assert answer.HasField("file_descriptor_response")
 
 
 async def buf_curl(*arguments: str) -> tuple[int, str]:
