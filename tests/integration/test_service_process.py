@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -155,3 +156,7 @@ async def test_shared_servers_end_when_the_leader_of_the_run_is_killed():
     leader.kill()
     await leader.wait()
     await until_gone(folder)
+    # The data has gone with the server, the logs are for whoever wants to know.
+    assert not (folder / "mariadb-template").exists()
+    assert not (folder / "database" / "data").exists()
+    shutil.rmtree(folder)
