@@ -12,7 +12,8 @@ from deploy.local.compose import ComposeUp, compose_answers
 from deploy.local.machine import LocalMachine
 from deploy.local.processes import ROOT
 from deploy.local.stack import AIJOBS, BROKER_URL, DATABASE_URL, MintToken
-from deploy.local.up import LocalUp, down, status
+from deploy.local.status import down, status
+from deploy.local.up import LocalUp
 
 FOLDER = ROOT / ".aijobs" / "up"
 

@@ -10,7 +10,7 @@ import http.client
 import json
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import aio_pika
 from aio_pika.exceptions import AMQPError
@@ -55,8 +55,8 @@ class BrokerAddress:
             host=parts.hostname,
             port=parts.port or 5672,
             management_port=management_port,
-            user=parts.username or "guest",
-            password=parts.password or "guest",
+            user=unquote(parts.username or "guest"),
+            password=unquote(parts.password or "guest"),
         )
 
     def url(self, vhost: str = "/") -> str:

@@ -73,14 +73,14 @@ class ComposeUp:
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or the failure of a container; returns the exit status."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        pid_file = PidFile(self._folder / "pid")
-        if (owner := pid_file.claim()) is not None:
-            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
-            return 1
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked.set)
+        pid_file = PidFile(self._folder / "pid")
+        if (owner := pid_file.claim()) is not None:
+            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
+            return 1
         try:
             self._write_secrets()
             return await self._until(asked)

@@ -59,7 +59,7 @@ class LocalMachine:
             _POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
             _POLICY.chmod(0o755)
         try:
-            install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
+            install = ["apt-get", "install", "-qq", "-y", "--no-upgrade", "--no-install-recommends", *packages]
             if _apt(install) is not None:
                 # Perhaps the lists of packages are missing or old.
                 _apt(["apt-get", "update", "-qq"])

@@ -5,16 +5,14 @@ What is started is stopped in reverse order. If this process is killed, the guar
 
 import asyncio
 import json
-import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from deploy.local.database import UnreachableError
 from deploy.local.guarded import GuardedProcess, ProcessFailedError, tail
@@ -24,7 +22,7 @@ from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.processes import ROOT, ServiceProcess
 from deploy.local.provision import InstallingMachine, NoServerError, mariadb_programs, rabbitmq_programs
 from deploy.local.rabbitmq import RabbitMqServer
-from deploy.local.running import PidFile, ProcessIdentity, end_process
+from deploy.local.running import PidFile
 from deploy.local.secret_file import kept_secret, write_private
 from deploy.local.stack import (
     BROKER_URL,
@@ -36,11 +34,10 @@ from deploy.local.stack import (
     inherited_environment,
     service_environment,
 )
+from deploy.local.status import status_table
 
 DATABASE = "aijobs"
 MIGRATE_WITHIN = timedelta(minutes=5)
-#: More than all orderly stops together may take.
-DOWN_WITHIN = timedelta(minutes=3)
 
 
 class LocalUp:
@@ -81,14 +78,15 @@ class LocalUp:
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or the end of one of the processes; returns the exit status."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        pid_file = PidFile(self._folder / "pid")
-        if (owner := pid_file.claim()) is not None:
-            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
-            return 1
+        # First: who reads the pid file may ask us to stop at once.
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked.set)
+        pid_file = PidFile(self._folder / "pid")
+        if (owner := pid_file.claim()) is not None:
+            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
+            return 1
         try:
             return await self._until(asked)
         except (ProcessFailedError, NoServerError, UnreachableError) as error:
@@ -112,25 +110,26 @@ class LocalUp:
             watching = {asyncio.create_task(self._wait(name)): name for name in self._ends}
             await asyncio.wait({stopping, *watching}, return_when=asyncio.FIRST_COMPLETED)
             # Whoever was asked to stop, or ended together with others, is no failure if we were asked too.
-            ended = [] if stopping.done() else [(name, task) for task, name in watching.items() if task.done()]
-            for name, task in ended:
-                self._console.print(f"{name} ended with exit status {task.result()}; the end of its log:", style="red")
+            ended = [] if stopping.done() else [(name, end) for end, name in watching.items() if end.done()]
+            for name, end in ended:
+                self._console.print(f"{name} ended with exit status {end.result()}; the end of its log:", style="red")
                 self._console.print(tail(self._ends[name][1]), markup=False, highlight=False)
             return 1 if ended else 0
         finally:
-            for task in (stopping, starting, *watching):
+            tasks: set[asyncio.Task[Any]] = {stopping, starting, *watching}
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stopping, starting, *watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self, name: str) -> int:
         return await self._ends[name][0]()
 
     async def _start_all(self) -> None:
         secret = kept_secret(self._folder / "token-secret")
-        with self._console.status("starting database and broker"):
-            database_url, broker_url = await self._database(), await self._broker()
-        with self._console.status("migrating the database"):
-            await self._migrate(database_url)
+        self._console.print("starting database and broker")
+        database_url, broker_url = await self._database(), await self._broker()
+        self._console.print("migrating the database")
+        await self._migrate(database_url)
         listens = {service.name: f"{LOOPBACK}:{free_port(service.port)}" for service in self._stack.services}
         connections = Connections(
             database_url=database_url,
@@ -151,8 +150,8 @@ class LocalUp:
                 lifeline=self._lifeline,
             )
             self._stops.append((service.name, process.stop))
-            with self._console.status(f"starting {service.name}"):
-                await process.start()
+            self._console.print(f"starting {service.name}")
+            await process.start()
             self._ends[service.name] = (process.wait, process.log)
             self._row(service.name, process.address, process.pid, process.log)
         self._report(connections)
@@ -204,8 +203,8 @@ class LocalUp:
 
     async def _stop_all(self) -> None:
         for name, stop in reversed(self._stops):
-            with self._console.status(f"stopping {name}"):
-                await stop()
+            self._console.print(f"stopping {name}")
+            await stop()
         self._lifeline.release()
         if self._stops:
             self._console.print("stopped; the data stays in " + self._shown(self._folder))
@@ -234,66 +233,3 @@ class LocalUp:
     def _shown(path: Path) -> str:
         """Return a path as somebody in the project folder would write it."""
         return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-
-
-def status_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return the table of what runs; the state is the one at this moment."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("service", "address", "pid", "state", "log"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        pid = row["pid"]
-        state = "external" if not pid else "running" if ProcessIdentity.of(int(pid)) else "[red]ended[/red]"
-        table.add_row(row["service"], row["address"], pid, state, row["log"])
-    return table
-
-
-async def down(folder: Path, console: Console) -> int:
-    """Stop the `make up` of this folder and wait for its end; returns the exit status."""
-    owner = PidFile(folder / "pid").owner()
-    if owner is None:
-        console.print("nothing is running")
-        return 0
-    end_process(owner, signal.SIGTERM)
-    with console.status(f"stopping process {owner.pid} and what it started"):
-        if not await _ended(owner, within=DOWN_WITHIN):
-            console.print(f"process {owner.pid} did not stop within {DOWN_WITHIN}: killed", style="red")
-            end_process(owner, signal.SIGKILL)
-            await _ended(owner, within=DOWN_WITHIN)
-    return 0
-
-
-def status(folder: Path, console: Console) -> int:
-    """Print what runs; returns the exit status: 0 if something does, else 1."""
-    owner = PidFile(folder / "pid").owner()
-    if owner is None:
-        console.print("nothing is running")
-        return 1
-    try:
-        rows = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        console.print(f"process {owner.pid} is starting or stopping")
-    else:
-        console.print(status_table(rows))
-    return 0
-
-
-async def _ended(process: ProcessIdentity, *, within: timedelta) -> bool:
-    """Wait for the end of a process that is not our child; False if it takes too long."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return True
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        if process.running:
-            async with asyncio.timeout(within.total_seconds()):
-                await ended.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    return True

@@ -1,7 +1,6 @@
 """The private servers that tests and `make up` run on."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from deploy.local.database import UnreachableError
+from tests.leftovers import processes_about, until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,28 +45,6 @@ async def consume(url: str, queue: str) -> bytes:
                 await message.ack()
                 return message.body
     raise AssertionError("the iterator ended")
-
-
-def processes_about(folder: Path) -> list[str]:
-    """Return the command lines of running processes that name the folder in command or environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command + environment and int(process.name) != os.getpid():
-            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
-async def until_gone(folder: Path) -> None:
-    """Wait for the end of what runs in the folder: nobody's children, so there is no signal to wait for."""
-    async with asyncio.timeout(20):
-        while True:
-            if not processes_about(folder):
-                return
-            await asyncio.sleep(0.05)
 
 
 async def test_shared_mariadb_gives_an_empty_database(mariadb_url):
