@@ -21,8 +21,10 @@ HOW_TO_CALL = """
 
   [dim]with the command line[/]
     .venv/bin/aijobs jobs create synthetic --user me --watch
-    .venv/bin/aijobs jobs create structured_generation --user me --input-file examples/structured_generation.json --watch
+    .venv/bin/aijobs jobs create structured_generation --user me --watch \\
+      --input-file examples/structured_generation.json
     .venv/bin/aijobs types
+    .venv/bin/aijobs jobs list
 
   [dim]with grpcurl[/]
     grpcurl -plaintext -d '{{"user_id": "me", "job_type": "synthetic", "input": {{}}}}' \\

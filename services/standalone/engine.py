@@ -69,7 +69,13 @@ async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_POR
     async with AsyncExitStack() as stack:
         # Entered first, left last: executor and dispatcher report to the jobs service until they have ended.
         address = f"127.0.0.1:{await _start(stack, stop, Service('jobs', jobs.run))}"
-        common: dict[str, Any] = {"listen": ANY_PORT, "address": address, "broker_url": NO_BROKER, "token_secret": None, "token": None}
+        common: dict[str, Any] = {
+            "listen": ANY_PORT,
+            "address": address,
+            "broker_url": NO_BROKER,
+            "token_secret": None,
+            "token": None,
+        }
         dispatcher = dispatcher_app.build(DispatcherSettings(**common), broker)
         await _start(stack, stop, Service("dispatcher", dispatcher.run))
         executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), registry, broker)

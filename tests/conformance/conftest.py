@@ -1,5 +1,6 @@
 """The jobs service's use cases on a real database of each kind."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -8,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from sqlalchemy import RowMapping, Table, select
 
 from aijobs import canonical
 from aijobs.definition import Execution, JobDefinition, Metadata, Queue, Routing, Schema
@@ -20,12 +22,24 @@ from services.jobs.lifecycle import Lease
 from services.jobs.migrate import upgrade_with
 from services.jobs.outbox import Outbox
 from services.jobs.queries import JobQueries, Viewer
-from services.jobs.store.database import Database
+from services.jobs.store.database import Database, Transaction
 from services.jobs.usage import UsageLedger
-from services.jobs.wakeups import Wakeups
+from services.jobs.wakeups import Signal, Wakeups
 from services.jobs.watching import JobWatching
 
 BACKEND = Viewer(caller="backend", user_id=None)
+
+
+class ObservedSignal(Signal):
+    """A signal that tells when somebody starts to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = asyncio.Event()
+
+    async def beyond(self, count: int, within: timedelta) -> bool:
+        self.awaited.set()
+        return await super().beyond(count, within)
 
 
 class Input(BaseModel):
@@ -122,6 +136,15 @@ class Jobs:
             }
         )
 
+    async def rows(self, table: Table, *order: str) -> list[RowMapping]:
+        """Read a whole table."""
+
+        async def work(tx: Transaction) -> list[RowMapping]:
+            result = await tx.execute(select(table).order_by(*(table.c[name] for name in order)))
+            return list(result.mappings())
+
+        return await self.database.read(work)
+
     async def history(self, job_id: str) -> list[str]:
         return [str(entry.kind) for entry in await self.queries.history(job_id, after_sequence=0)]
 
@@ -162,7 +185,8 @@ def failure(code: str, execution: int = 1, feedback: str = "") -> Failed:
 def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
-    return request.getfixturevalue("mariadb_url")
+    url: str = request.getfixturevalue("mariadb_url")
+    return url
 
 
 @pytest.fixture

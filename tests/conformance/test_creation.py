@@ -5,7 +5,7 @@ import json
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from aijobs.errors import (
     AijobsError,
@@ -25,26 +25,18 @@ from tests.conformance.conftest import Jobs, new_job
 EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
 
 
-async def rows(service: Jobs, table) -> list:
-    return list(await service.database.read(lambda tx: _all(tx, table)))
-
-
-async def _all(tx, table):
-    return (await tx.execute(select(table))).mappings().all()
-
-
 async def assert_nothing_written(service: Jobs) -> None:
     for table in EVERYTHING:
-        assert await rows(service, table) == [], table.name
+        assert await service.rows(table) == [], table.name
 
 
 async def test_a_create_writes_job_snapshot_history_and_event(jobs: Jobs) -> None:
     created = await jobs.create(input={"number": 3}, labels={"team": "a"}, target_type="answer", target_id="7")
     job = created.job
     assert (job.lifecycle_status, job.attempt, job.sequence, job.queue) == (JobState.QUEUED, 0, 1, "ai-interactive")
-    (snapshot,) = await rows(jobs, job_snapshots)
+    (snapshot,) = await jobs.rows(job_snapshots)
     assert snapshot["content_json"] == '{"number":3,"text":""}'
-    (event,) = await rows(jobs, outbox_events)
+    (event,) = await jobs.rows(outbox_events)
     assert event["dedupe_key"] == f"ai.job.enqueue:{job.job_id}:1"
     assert json.loads(event["payload_json"]) == {
         "jobId": job.job_id,
@@ -94,6 +86,7 @@ async def test_when_the_event_cannot_be_inserted_there_is_no_job(jobs: Jobs, mon
 )
 async def test_a_bad_request_names_the_field_and_writes_nothing(jobs: Jobs, changes, error, field) -> None:
     (result,) = await jobs.creation.create("backend", [new_job(**changes)])
+    assert isinstance(result, AijobsError)
     assert type(result) is error
     assert [violation.field for violation in result.violations] == [field]
     await assert_nothing_written(jobs)
@@ -136,7 +129,7 @@ async def test_a_repeated_request_id_gets_the_same_answer(jobs: Jobs) -> None:
     first = await jobs.create(request_id="r1")
     again = await jobs.create(request_id="r1")
     assert again == first or (again.job.job_id, again.deduplicated) == (first.job.job_id, False)
-    assert len(await rows(jobs, outbox_events)) == 1
+    assert len(await jobs.rows(outbox_events)) == 1
 
 
 async def test_a_request_id_with_another_request_is_refused(jobs: Jobs) -> None:
@@ -156,11 +149,11 @@ async def test_concurrent_creates_with_one_key_make_one_job(jobs: Jobs) -> None:
     results = await asyncio.gather(
         *(jobs.creation.create("backend", [new_job(idempotency_key="k")]) for _ in range(50))
     )
-    created = [result for (result,) in results]
-    assert all(isinstance(result, Created) for result in created)
+    created = [result for (result,) in results if isinstance(result, Created)]
+    assert len(created) == len(results)
     assert len({result.job.job_id for result in created}) == 1
     assert sum(not result.deduplicated for result in created) == 1
-    assert len(await rows(jobs, outbox_events)) == 1
+    assert len(await jobs.rows(outbox_events)) == 1
 
 
 async def test_a_batch_answers_each_request_by_itself(jobs: Jobs) -> None:
@@ -178,7 +171,7 @@ async def test_a_batch_answers_each_request_by_itself(jobs: Jobs) -> None:
     assert good[1].deduplicated
     assert good[0].job.job_id == good[1].job.job_id
     assert good[3].job.job_id == good[4].job.job_id
-    assert len(await rows(jobs, outbox_events)) == 3
+    assert len(await jobs.rows(outbox_events)) == 3
 
 
 async def test_creates_of_many_users_in_opposite_orders_do_not_deadlock(jobs: Jobs) -> None:

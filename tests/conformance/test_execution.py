@@ -5,7 +5,6 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import select
 
 from aijobs import canonical
 from aijobs.errors import (
@@ -34,15 +33,12 @@ from services.jobs.store.tables import job_artifacts, outbox_events
 from tests.conformance.conftest import BACKEND, Jobs, failure, lease_of, success
 
 
-async def stored(service: Jobs, table) -> list:
-    async def work(tx):
-        return (await tx.execute(select(table))).mappings().all()
-
-    return list(await service.database.read(work))
-
-
 async def state(service: Jobs, job_id: str) -> JobState:
     return (await service.queries.get(BACKEND, job_id, full=False)).job.lifecycle_status
+
+
+def text_as_it_is(text: str) -> Succeeded:
+    return Succeeded(output_json=text, output_hash=canonical.digest(text), artifacts=[])
 
 
 def artifact(job_id: str, ordinal: int = 0, content: str = "{}") -> ArtifactRow:
@@ -118,7 +114,7 @@ async def test_a_success_commits_output_artifacts_history_and_event_together(job
     assert [a.artifact_id for a in detail.artifacts] == ["id-0", "id-1"]
     assert (detail.job.artifact_count, detail.job.progress, detail.job.lease_token) == (2, 100, None)
     assert await jobs.history(lease.job_id) == ["created", "locked", "succeeded"]
-    assert [event["event_type"] for event in await stored(jobs, outbox_events)] == [
+    assert [event["event_type"] for event in await jobs.rows(outbox_events, "id")] == [
         "ai.job.enqueue",
         "ai.job.completed",
     ]
@@ -132,7 +128,7 @@ async def test_a_result_that_breaks_a_constraint_leaves_nothing(jobs: Jobs, monk
     result = await jobs.submit(lease, success(artifacts=twice))
     assert isinstance(result, AijobsError)
     assert await state(jobs, lease.job_id) == JobState.RUNNING
-    assert await stored(jobs, job_artifacts) == []
+    assert await jobs.rows(job_artifacts) == []
     assert isinstance(await jobs.submit(lease, success()), Accepted)
 
 
@@ -158,11 +154,11 @@ async def test_a_bad_item_of_a_batch_harms_only_itself(jobs: Jobs, monkeypatch) 
     ("report", "field"),
     [
         (Succeeded(output_json="{}", output_hash="0" * 64, artifacts=[]), "succeeded.output_hash"),
-        (Succeeded(output_json='{"b":1, "a":2}', output_hash=canonical.digest('{"b":1, "a":2}'), artifacts=[]), "succeeded.output_json"),
-        (Succeeded(output_json='{"a":NaN}', output_hash=canonical.digest('{"a":NaN}'), artifacts=[]), "succeeded.output_json"),
+        (text_as_it_is('{"b":1, "a":2}'), "succeeded.output_json"),
+        (text_as_it_is('{"a":NaN}'), "succeeded.output_json"),
         (success({"text": "x" * (2 * 1024 * 1024)}), "succeeded"),
     ],
-)  # fmt: skip
+)
 async def test_a_result_that_could_not_be_given_back_is_refused(jobs: Jobs, report: Succeeded, field: str) -> None:
     lease = await jobs.running()
     refusal = await jobs.submit(lease, report)
@@ -190,8 +186,8 @@ async def test_a_repeated_report_gets_the_first_answer_and_has_one_effect(jobs: 
     assert isinstance(first, Accepted)
     assert isinstance(again, Accepted)
     assert again.job.sequence == first.job.sequence
-    assert len(await stored(jobs, job_artifacts)) == 1
-    assert len(await stored(jobs, outbox_events)) == 2
+    assert len(await jobs.rows(job_artifacts)) == 1
+    assert len(await jobs.rows(outbox_events, "id")) == 2
 
 
 async def test_a_second_report_with_another_output_is_refused(jobs: Jobs) -> None:
@@ -313,7 +309,7 @@ async def test_after_a_cancel_request_result_and_failure_are_refused_and_the_run
     assert isinstance(first, Accepted)
     assert isinstance(again, Accepted)
     assert first.job.lifecycle_status == JobState.CANCELLED
-    assert await stored(jobs, job_artifacts) == []
+    assert await jobs.rows(job_artifacts) == []
     assert await jobs.history(lease.job_id) == ["created", "locked", "cancel_requested", "cancelled"]
 
 

@@ -4,21 +4,14 @@ import asyncio
 from datetime import timedelta
 from uuid import uuid4
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from aijobs.errors import ClaimLost
 from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
 from services.jobs.store.tables import outbox_events
-from tests.conformance.conftest import Jobs, success
+from tests.conformance.conftest import Jobs, ObservedSignal, success
 
 LONG = timedelta(seconds=20)
-
-
-async def events(jobs: Jobs) -> list:
-    async def work(tx):
-        return (await tx.execute(select(outbox_events).order_by(outbox_events.c.id))).mappings().all()
-
-    return list(await jobs.database.read(work))
 
 
 async def make_due(jobs: Jobs) -> None:
@@ -67,13 +60,13 @@ async def test_a_repeated_claim_gets_the_same_events(jobs: Jobs) -> None:
 
 async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs) -> None:
     """OB-6. The fallback poll is out of play: it would come a second later."""
-    waiting = asyncio.create_task(jobs.claim(wait=LONG))
-    await asyncio.sleep(0)
-    while jobs.wakeups.events._changed._waiters == ():
-        await asyncio.sleep(0)
-    async with asyncio.timeout(0.7):
-        created = await jobs.create()
-        (event,) = await waiting
+    jobs.wakeups.events = signal = ObservedSignal()
+    async with asyncio.timeout(10):
+        waiting = asyncio.create_task(jobs.claim(wait=LONG))
+        await signal.awaited.wait()
+        async with asyncio.timeout(0.7):
+            created = await jobs.create()
+            (event,) = await waiting
     assert event.aggregate_id == created.job.job_id
 
 
@@ -94,7 +87,7 @@ async def test_a_published_event_is_done(jobs: Jobs) -> None:
     published = [SettleRequest(event_id=event.event_id, result=Published())]
     assert await jobs.outbox.settle(token, published) == [None]
     assert await jobs.outbox.settle(token, published) == [None], "a repeat gets the same answer"
-    (row,) = await events(jobs)
+    (row,) = await jobs.rows(outbox_events, "id")
     assert (row["status"], row["attempt_count"]) == ("published", 0)
     assert row["published_at"] is not None
 
@@ -113,7 +106,7 @@ async def test_a_settle_without_the_claim_is_refused(jobs: Jobs) -> None:
     assert isinstance(refusal, ClaimLost)
     (unknown,) = await jobs.outbox.settle(other, [SettleRequest(event_id=str(uuid4()), result=Published())])
     assert isinstance(unknown, ClaimLost)
-    (row,) = await events(jobs)
+    (row,) = await jobs.rows(outbox_events, "id")
     assert (row["status"], row["attempt_count"]) == ("processing", 0)
 
 
@@ -129,7 +122,7 @@ async def test_only_an_events_own_faults_use_up_its_attempts(jobs: Jobs) -> None
         (event,) = await jobs.claim(token)
         failed = PublishFailed(reason="DISPATCH_REFUSED", retryable=True)
         await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=failed)])
-        (row,) = await events(jobs)
+        (row,) = await jobs.rows(outbox_events, "id")
         statuses.append((row["status"], row["attempt_count"]))
         assert await jobs.claim() == [], "it waits before its next attempt"
         await make_due(jobs)
@@ -143,7 +136,7 @@ async def test_a_hopeless_event_is_dead_at_once(jobs: Jobs) -> None:
     (event,) = await jobs.claim(token)
     failed = PublishFailed(reason="DISPATCH_UNUSABLE_EVENT", retryable=False)
     await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=failed)])
-    (row,) = await events(jobs)
+    (row,) = await jobs.rows(outbox_events, "id")
     assert (row["status"], row["last_error"]) == ("dead", "DISPATCH_UNUSABLE_EVENT")
 
 
@@ -164,7 +157,7 @@ async def test_a_batch_settles_each_event_by_itself(jobs: Jobs) -> None:
         ],
     )
     assert [result is None for result in results] == [True, True, True, False]
-    assert [row["status"] for row in await events(jobs)] == ["published", "pending", "pending"]
+    assert [row["status"] for row in await jobs.rows(outbox_events, "id")] == ["published", "pending", "pending"]
 
 
 async def test_published_events_of_waiting_jobs_are_sent_again_when_asked(jobs: Jobs) -> None:

@@ -61,9 +61,8 @@ async def record(tx: Transaction, items: Sequence[Call]) -> None:
     """Store calls, opened or settled, each as often as it is sent. The caller holds the jobs' rows."""
     keys = {(call.job_id, call.attempt, call.call_no) for call in items}
     key = tuple_(calls.job_id, calls.attempt, calls.call_no)
-    present = set(
-        (await tx.execute(select(calls.job_id, calls.attempt, calls.call_no).where(key.in_(sorted(keys))))).tuples()
-    )
+    stored = await tx.execute(select(calls.job_id, calls.attempt, calls.call_no).where(key.in_(sorted(keys))))
+    present = {(job_id, attempt, call_no) for job_id, attempt, call_no in stored}
     for call in items:
         identity = (call.job_id, call.attempt, call.call_no)
         if identity not in present:
