@@ -10,10 +10,9 @@ executions are retried by the engine, each of them visible as a row (EX-3).
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 from aijobs.canonical import JsonObject
@@ -51,7 +50,7 @@ class Gateway:
         models: the model's name for each tier.
         ledger: keeps the rows of this attempt.
         credential_mode: whose key pays.
-        first_call_no: number of the first call.
+        call_numbers: numbers of the attempt's calls, from 1; the executions of an attempt share them.
         monotonic: seconds of a clock that never goes back, for latencies.
         call_timeout: bound of one call; without it the provider's own one holds.
         settle_bound: how long a cancelled task may wait for its row to be settled.
@@ -66,7 +65,7 @@ class Gateway:
         ledger: UsageLedger,
         monotonic: Callable[[], float],
         credential_mode: CredentialMode = CredentialMode.PLATFORM_KEY,
-        first_call_no: int = 1,
+        call_numbers: Iterator[int],
         call_timeout: timedelta | None = None,
         settle_bound: timedelta = timedelta(seconds=2),
     ) -> None:
@@ -75,7 +74,7 @@ class Gateway:
         self._ledger = ledger
         self._monotonic = monotonic
         self._credential_mode = credential_mode
-        self._numbers = count(first_call_no)
+        self._numbers = call_numbers
         self._call_timeout = call_timeout
         self._settle_bound = settle_bound
 
