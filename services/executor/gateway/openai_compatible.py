@@ -185,7 +185,7 @@ class OpenAiCompatible:
                 return ProviderFailed("PROVIDER_REQUEST_REJECTED", internal)
             case _:
                 return ProviderFailed(
-                    "PROVIDER_UNAVAILABLE", internal, usage=_reported(error.body), retry_after=retry_after
+                    "PROVIDER_UNAVAILABLE", internal, usage=_reported(error.response.content), retry_after=retry_after
                 )
 
     def _answer(self, call: ProviderCall, body: bytes) -> ProviderAnswer:
@@ -221,9 +221,12 @@ def _counted(usage: _Usage) -> Usage:
     )
 
 
-def _reported(body: object) -> Usage:
+def _reported(body: bytes) -> Usage:
     """Read what a failing provider says it used all the same."""
-    usage = _usable(body.get("usage")) if isinstance(body, dict) else None
+    try:
+        usage = _Completion.model_validate_json(body).usage
+    except ValidationError:
+        usage = None
     return _counted(usage) if usage else NO_USAGE
 
 

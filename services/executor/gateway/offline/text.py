@@ -85,8 +85,7 @@ class Document:
         """Take a plain or Markdown text apart."""
         heading, paragraphs = _paragraphs(text[:LONGEST_TEXT])
         frequency = Counter(term for paragraph in paragraphs for sentence in paragraph for term in terms(sentence))
-        # What the heading names is what the text is about.
-        frequency.update(dict.fromkeys(terms(heading), 2))
+        frequency.update(terms(heading))
         return cls(heading, paragraphs, frequency)
 
     @cached_property
@@ -133,13 +132,13 @@ class Document:
                     before = None
                     continue
                 key = stem(word)
-                surface.setdefault(key, Counter())[word] += 1
+                surface.setdefault(key, Counter())[match[0]] += 1
                 first.setdefault(key, len(first))
                 if before is not None and match.start() == before[1] + 1:
                     pairs[before[0], key] += 1
                 before = (key, match.end())
         single = sorted(first, key=lambda key: (-self.frequency[key], first[key]))
-        shown = {key: min(forms, key=lambda form: (-forms[form], len(form), form)) for key, forms in surface.items()}
+        shown = {key: _shown(forms) for key, forms in surface.items()}
         return _with_phrases(single, pairs, shown)
 
     @cached_property
@@ -166,7 +165,7 @@ class Document:
     @cached_property
     def word_count(self) -> int:
         """Words in all."""
-        return sum(len(words(sentence)) for sentence in self.sentences)
+        return sum(len(sentence.split()) for sentence in self.sentences)
 
     def overlap(self, text: str) -> float:
         """Tell which share of a text's terms the document has, from 0 to 1."""
@@ -192,6 +191,12 @@ class Document:
         count = max(1, min(count, len(pieces)))
         edges = [round(index * len(pieces) / count) for index in range(count + 1)]
         return [Document("", pieces[start:end], self.frequency) for start, end in pairwise(edges)]
+
+
+def _shown(forms: Counter[str]) -> str:
+    # A capital may only mean that a sentence begins, unless the word is never without one.
+    small = {form for form in forms if form.islower()} or forms.keys()
+    return min(small, key=lambda form: (-forms[form], len(form), form))
 
 
 def _with_phrases(single: list[str], pairs: Counter[tuple[str, str]], shown: dict[str, str]) -> list[str]:
