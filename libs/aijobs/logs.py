@@ -73,9 +73,10 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
     root.handlers = [handler]
     root.setLevel(level.upper())
     # Libraries log requests, statements and frames at their lower levels: only what goes wrong is ours to know.
+    # The AMQP client logs a traceback for every connection that ends; the broker layer says it in a line.
+    for name in ("aio_pika", "aiormq"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in (
-        "aio_pika",
-        "aiormq",
         "asyncio",
         "grpc",
         "httpx",

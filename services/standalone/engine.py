@@ -42,7 +42,9 @@ class Service:
 
 
 @asynccontextmanager
-async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_PORT) -> AsyncIterator[str]:
+async def embedded(
+    database: Path, stop: asyncio.Event, *, listen: str = ANY_PORT, registry: Registry | None = None
+) -> AsyncIterator[str]:
     """Run the engine beside the block; yields the address of the jobs service.
 
     Settings come from the environment like those of the services, but for what embedding decides: no tokens, so
@@ -52,6 +54,7 @@ async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_POR
         database: SQLite file; created if missing, migrated if old.
         stop: set when a service ends by itself, so that the block comes to its end.
         listen: address of the jobs service.
+        registry: the job types; the installed ones if unset.
 
     Raises:
         BadDefinitions: an installed job type is unusable.
@@ -61,9 +64,9 @@ async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_POR
     """
     url = f"sqlite+aiosqlite:///{database}"
     await upgrade_with(url)
-    registry = Registry.installed(load_code=True)
+    job_types = Registry.installed(load_code=True) if registry is None else registry
     broker = MemoryBroker()
-    jobs = jobs_app.build(JobsSettings(listen=listen, database_url=SecretStr(url), token_secret=None), registry)
+    jobs = jobs_app.build(JobsSettings(listen=listen, database_url=SecretStr(url), token_secret=None), job_types)
     # The broker is new: nothing that was published by an earlier process is on its way.
     await jobs.outbox.republish_waiting()
     async with AsyncExitStack() as stack:
@@ -78,7 +81,7 @@ async def embedded(database: Path, stop: asyncio.Event, *, listen: str = ANY_POR
         }
         dispatcher = dispatcher_app.build(DispatcherSettings(**common), broker)
         await _start(stack, stop, Service("dispatcher", dispatcher.run))
-        executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), registry, broker)
+        executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), job_types, broker)
         await _start(stack, stop, Service("executor", executor.run))
         yield address
 

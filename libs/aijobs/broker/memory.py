@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from aijobs.broker.port import Message, QueueMissing
+from aijobs.broker.port import LARGEST_BODY, Message, MessageRefused, QueueMissing
 from aijobs.broker.topology import WORK_QUEUES
 
 
@@ -115,6 +115,8 @@ class MemoryPublisher:
     async def publish(self, message: Message, within: timedelta) -> None:
         """Store a message."""
         del within
+        if len(message.body) > LARGEST_BODY:
+            raise MessageRefused(f"{len(message.body)} bytes; at most {LARGEST_BODY}")
         await self._broker.take(message)
 
     async def close(self) -> None:

@@ -7,6 +7,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 
+#: A message holds a few ids. Larger bodies are refused by every implementation.
+LARGEST_BODY = 128 * 1024
+
+
 class BrokerUnavailable(Exception):
     """The broker cannot be reached, is blocked, or its answer was lost: whether it has the message is unknown.
 

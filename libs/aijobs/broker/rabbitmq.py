@@ -24,6 +24,7 @@ from aio_pika.exceptions import (
 )
 
 from aijobs.broker.port import (
+    LARGEST_BODY,
     BrokerUnavailable,
     Message,
     MessageRefused,
@@ -41,8 +42,6 @@ from aijobs.broker.topology import (
 )
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
-#: A work queue message holds a few ids; RabbitMQ's own limit is 16 MiB.
-LARGEST_BODY = 128 * 1024
 #: Everything that means "not now" or "no idea".
 FAULTS = (AMQPError, OSError, asyncio.TimeoutError, ChannelInvalidStateError, RuntimeError)
 log = structlog.get_logger()

@@ -1,0 +1,247 @@
+"""OB-2, OB-4: what the relay does when broker or jobs service fail, on a real outbox in SQLite."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+
+import pytest
+
+from aijobs.backoff import Backoff
+from aijobs.broker.port import BrokerUnavailable, Message, MessageRefused
+from aijobs.errors import Unreachable
+from aijobs.v1.outbox_service_pb2 import EventSettlement, OutboxEvent
+from services.dispatcher import relay as relay_module
+from services.dispatcher.messages import SENDABLE
+from services.dispatcher.relay import Relay
+from services.jobs.migrate import upgrade_with
+from services.jobs.rpc.outbox_servicer import _settle_request
+from services.jobs.store.database import Database
+from services.jobs.store.tables import outbox_events
+from tests.conformance.conftest import Jobs
+
+
+class Outbox:
+    """The relay's port on a real outbox, failing when told to."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.claims = 0
+        self.failing_settles = 0
+        self.claimed = asyncio.Event()
+        self.settled = asyncio.Event()
+
+    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> tuple[Sequence[OutboxEvent], timedelta]:
+        self.claims += 1
+        self.claimed.set()
+        rows = await self.jobs.claim(claim_token, limit=limit, wait=wait, event_types=list(SENDABLE))
+        events = []
+        for row in rows:
+            event = OutboxEvent(
+                event_id=row.event_id,
+                event_type=row.event_type,
+                aggregate_type=row.aggregate_type,
+                aggregate_id=row.aggregate_id,
+                dedupe_key=row.dedupe_key,
+                payload_json=row.payload_json,
+            )
+            event.create_time.FromDatetime(row.created_at)
+            events.append(event)
+        return events, timedelta(seconds=60)
+
+    async def settle(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
+        if self.failing_settles:
+            self.failing_settles -= 1
+            raise Unreachable("gone")
+        results = await self.jobs.outbox.settle(claim_token, [_settle_request(item) for item in settlements])
+        self.settled.set()
+        return [item.event_id for item, result in zip(settlements, results, strict=True) if result is not None]
+
+
+class Publisher:
+    """A publisher that fails as scripted and otherwise keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.published: list[Message] = []
+        self.failures: list[Exception] = []
+        self.unreachable = 0
+        self.arrived = asyncio.Event()
+
+    async def connect(self) -> None:
+        if self.unreachable:
+            self.unreachable -= 1
+            raise BrokerUnavailable("down")
+
+    async def publish(self, message: Message, within: timedelta) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.published.append(message)
+        self.arrived.set()
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def jobs(tmp_path, monkeypatch) -> AsyncIterator[Jobs]:
+    monkeypatch.setattr(relay_module, "Backoff", lambda: Backoff(timedelta(milliseconds=5)))
+    url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    await upgrade_with(url)
+    database = Database(url)
+    yield Jobs(database)
+    await database.close()
+
+
+@pytest.fixture
+def outbox(jobs: Jobs) -> Outbox:
+    return Outbox(jobs)
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher()
+
+
+@pytest.fixture
+async def relaying(outbox: Outbox, publisher: Publisher) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
+    async with asyncio.timeout(20):
+        yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(outbox: Outbox, *statuses: str) -> None:
+    """Wait until the events have these statuses, looking after every settle."""
+    async with asyncio.timeout(10):
+        while True:
+            outbox.settled.clear()
+            found = [row["status"] for row in await outbox.jobs.rows(outbox_events, "id")]
+            if found == list(statuses):
+                return
+            await outbox.settled.wait()
+
+
+async def test_events_are_published_and_settled(jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying) -> None:
+    created = await jobs.create()
+    await until(outbox, "published")
+    (message,) = publisher.published
+    (row,) = await jobs.rows(outbox_events)
+    assert (message.queue, message.message_id) == ("ai-interactive", row["event_id"])
+    assert message.correlation_id == created.job.job_id
+
+
+async def test_an_outage_costs_no_attempt_and_the_message_keeps_its_id(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    publisher.failures = [BrokerUnavailable("no confirm")] * 5
+    await jobs.create()
+    await until(outbox, "published")
+    (row,) = await jobs.rows(outbox_events)
+    assert (row["attempt_count"], row["event_id"]) == (0, publisher.published[0].message_id)
+
+
+async def test_nothing_is_claimed_while_the_broker_is_away(jobs: Jobs, outbox: Outbox, publisher: Publisher) -> None:
+    publisher.unreachable = 3
+    await jobs.create()
+    task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
+    await until(outbox, "published")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert outbox.claims <= 3, "three failed connects made no claim"
+    assert publisher.unreachable == 0
+
+
+async def test_a_refused_event_uses_up_its_attempts_and_blocks_nobody(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    publisher.failures = [MessageRefused("too large")]
+    await jobs.create()
+    await until(outbox, "pending")
+    (row,) = await jobs.rows(outbox_events)
+    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_REFUSED")
+    await jobs.create()
+    await until(outbox, "pending", "published")
+
+
+async def test_an_event_without_what_a_message_needs_is_its_own_fault(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher
+) -> None:
+    await jobs.create()
+
+    async def spoil(tx) -> None:
+        await tx.execute(outbox_events.update().values(payload_json="{}"))
+
+    await jobs.database.write(spoil)
+    task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
+    await until(outbox, "pending")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    (row,) = await jobs.rows(outbox_events)
+    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_UNUSABLE_EVENT")
+
+
+async def test_a_settle_whose_answer_is_lost_is_repeated(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    outbox.failing_settles = 3
+    await jobs.create()
+    await until(outbox, "published")
+    assert len(publisher.published) == 1, "settled late, but not published twice"
+
+
+async def test_stopping_finishes_the_batch_in_hand(jobs: Jobs, outbox: Outbox) -> None:
+    class SlowPublisher(Publisher):
+        async def publish(self, message: Message, within: timedelta) -> None:
+            self.arrived.set()
+            await release.wait()
+            self.published.append(message)
+
+    publisher, release = SlowPublisher(), asyncio.Event()
+    task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
+    await jobs.create()
+    await publisher.arrived.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["published"]
+
+
+async def test_stopping_gives_back_what_the_open_claim_had_got(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher
+) -> None:
+    """The claim commits although its caller is gone: without the give-back the event would wait for the claim's end."""
+
+    class LateAnswer(Outbox):
+        async def claim(self, claim_token: str, limit: int, wait: timedelta):
+            first = not self.claims
+            answer = await super().claim(claim_token, limit, wait)
+            if first:
+                self.answered.set()
+                await asyncio.Event().wait()
+            return answer
+
+        answered = asyncio.Event()
+
+    late = LateAnswer(jobs)
+    await jobs.create()
+    task = asyncio.create_task(Relay(late, publisher, claim_size=10).run())
+    await late.answered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["pending"]
+    assert publisher.published == []
+
+
+async def test_the_message_of_an_enqueue_event_is_the_documented_one(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    """OB-9."""
+    created = await jobs.create()
+    await until(outbox, "published")
+    body = json.loads(publisher.published[0].body)
+    assert list(body) == ["jobId", "jobType", "idempotencyKey", "createdAt"]
+    assert body["idempotencyKey"] == f"ai.job.enqueue:{created.job.job_id}:1"

@@ -1,0 +1,112 @@
+"""EX-11: handlers run on a loop of their own, and nothing they do holds up the main loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.executor import handlers
+from services.executor.handlers import HandlerLoop
+
+
+@pytest.fixture
+async def loop() -> AsyncIterator[HandlerLoop]:
+    loop = HandlerLoop()
+    loop.start()
+    async with asyncio.timeout(20):
+        yield loop
+    await loop.stop()
+
+
+async def test_work_runs_in_another_thread_and_its_result_comes_back(loop: HandlerLoop) -> None:
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    assert await loop.run(work, "work") != threading.get_ident()
+
+
+async def test_a_failure_comes_back(loop: HandlerLoop) -> None:
+    async def work() -> None:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        await loop.run(work, "work")
+
+
+async def test_cancelling_reaches_the_work_and_waits_for_its_end(loop: HandlerLoop) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # cleaning up takes a moment
+            ended.set()
+
+    running = asyncio.create_task(loop.run(work, "work"))
+    await asyncio.to_thread(started.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()
+
+
+async def test_work_that_ignores_its_cancellation_is_left_behind(loop: HandlerLoop, monkeypatch) -> None:
+    monkeypatch.setattr(handlers, "ABANDON_AFTER", handlers.ABANDON_AFTER / 10)
+    started, release = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    running = asyncio.create_task(loop.run(work, "stubborn"))
+    await asyncio.to_thread(started.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    release.set()
+
+
+async def test_blocking_work_does_not_block_the_main_loop(loop: HandlerLoop) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        release.wait()
+
+    running = asyncio.create_task(loop.run(work, "blocking"))
+    await asyncio.to_thread(started.wait)
+    before = time.monotonic()
+    await asyncio.sleep(0.01)
+    assert time.monotonic() - before < 1
+    release.set()
+    await running
+
+
+async def test_stopping_ends_what_still_runs() -> None:
+    loop = HandlerLoop()
+    loop.start()
+    ended = threading.Event()
+    started = threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    running = asyncio.create_task(loop.run(work, "work"))
+    await asyncio.to_thread(started.wait)
+    await loop.stop()
+    assert ended.is_set()
+    with pytest.raises(asyncio.CancelledError):
+        await running

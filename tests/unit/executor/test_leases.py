@@ -1,0 +1,93 @@
+"""How a run is told to stop."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from services.executor.leases import RunStopped, StopReason, StopSwitch
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_work_that_nobody_stops_is_done() -> None:
+    async def work() -> int:
+        return 1
+
+    assert await StopSwitch().guard(work()) == 1
+
+
+async def test_a_stop_cancels_the_work_and_says_why() -> None:
+    switch = StopSwitch()
+    cancelled = asyncio.Event()
+    started = asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await never()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    guarded = asyncio.create_task(switch.guard(work()))
+    await started.wait()
+    switch.stop(StopReason.CANCEL_REQUESTED)
+    with pytest.raises(RunStopped) as stopped:
+        await guarded
+    assert stopped.value.reason == StopReason.CANCEL_REQUESTED
+    assert cancelled.is_set()
+
+
+async def test_a_stop_before_the_work_prevents_it() -> None:
+    switch = StopSwitch()
+    switch.stop(StopReason.SHUTDOWN)
+    with pytest.raises(RunStopped):
+        await switch.guard(never())
+
+
+async def test_a_stop_ends_a_wait() -> None:
+    switch = StopSwitch()
+    sleeping = asyncio.create_task(switch.sleep(timedelta(hours=1)))
+    switch.stop(StopReason.CANCEL_REQUESTED)
+    with pytest.raises(RunStopped):
+        await sleeping
+
+
+async def test_the_first_reason_stands_but_a_lost_lease_wins() -> None:
+    switch = StopSwitch()
+    switch.stop(StopReason.CANCEL_REQUESTED)
+    switch.stop(StopReason.SHUTDOWN)
+    assert switch.reason == StopReason.CANCEL_REQUESTED
+    switch.stop(StopReason.LEASE_LOST)
+    assert switch.reason == StopReason.LEASE_LOST
+
+
+async def test_a_failure_of_the_work_passes() -> None:
+    async def work() -> None:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        await StopSwitch().guard(work())
+
+
+async def test_cancelling_the_guard_cancels_the_work() -> None:
+    cancelled = asyncio.Event()
+    started = asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await never()
+        finally:
+            cancelled.set()
+
+    guarded = asyncio.create_task(StopSwitch().guard(work()))
+    await started.wait()
+    guarded.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await guarded
+    async with asyncio.timeout(5):
+        await cancelled.wait()
