@@ -73,6 +73,7 @@ class Publisher:
             raise BrokerUnavailable("down")
 
     async def publish(self, message: Message, within: timedelta) -> None:
+        del within
         if self.failures:
             raise self.failures.pop(0)
         self.published.append(message)
@@ -112,11 +113,12 @@ async def relaying(outbox: Outbox, publisher: Publisher) -> AsyncIterator[asynci
 
 
 async def until(outbox: Outbox, *statuses: str) -> None:
-    """Wait until the events have these statuses, looking after every settle."""
+    """Wait until the events are at these statuses and attempts ("pending 1"), looking after every settle."""
     async with asyncio.timeout(10):
         while True:
             outbox.settled.clear()
-            found = [row["status"] for row in await outbox.jobs.rows(outbox_events, "id")]
+            rows = await outbox.jobs.rows(outbox_events, "id")
+            found = [f"{row['status']} {row['attempt_count']}" for row in rows]
             if found == list(statuses):
                 return
             await outbox.settled.wait()
@@ -124,7 +126,7 @@ async def until(outbox: Outbox, *statuses: str) -> None:
 
 async def test_events_are_published_and_settled(jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying) -> None:
     created = await jobs.create()
-    await until(outbox, "published")
+    await until(outbox, "published 0")
     (message,) = publisher.published
     (row,) = await jobs.rows(outbox_events)
     assert (message.queue, message.message_id) == ("ai-interactive", row["event_id"])
@@ -136,7 +138,7 @@ async def test_an_outage_costs_no_attempt_and_the_message_keeps_its_id(
 ) -> None:
     publisher.failures = [BrokerUnavailable("no confirm")] * 5
     await jobs.create()
-    await until(outbox, "published")
+    await until(outbox, "published 0")
     (row,) = await jobs.rows(outbox_events)
     assert (row["attempt_count"], row["event_id"]) == (0, publisher.published[0].message_id)
 
@@ -145,7 +147,7 @@ async def test_nothing_is_claimed_while_the_broker_is_away(jobs: Jobs, outbox: O
     publisher.unreachable = 3
     await jobs.create()
     task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
-    await until(outbox, "published")
+    await until(outbox, "published 0")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert outbox.claims <= 3, "three failed connects made no claim"
@@ -157,11 +159,11 @@ async def test_a_refused_event_uses_up_its_attempts_and_blocks_nobody(
 ) -> None:
     publisher.failures = [MessageRefused("too large")]
     await jobs.create()
-    await until(outbox, "pending")
+    await until(outbox, "pending 1")
     (row,) = await jobs.rows(outbox_events)
     assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_REFUSED")
     await jobs.create()
-    await until(outbox, "pending", "published")
+    await until(outbox, "pending 1", "published 0")
 
 
 async def test_an_event_without_what_a_message_needs_is_its_own_fault(
@@ -174,7 +176,7 @@ async def test_an_event_without_what_a_message_needs_is_its_own_fault(
 
     await jobs.database.write(spoil)
     task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
-    await until(outbox, "pending")
+    await until(outbox, "pending 1")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     (row,) = await jobs.rows(outbox_events)
@@ -186,13 +188,14 @@ async def test_a_settle_whose_answer_is_lost_is_repeated(
 ) -> None:
     outbox.failing_settles = 3
     await jobs.create()
-    await until(outbox, "published")
+    await until(outbox, "published 0")
     assert len(publisher.published) == 1, "settled late, but not published twice"
 
 
 async def test_stopping_finishes_the_batch_in_hand(jobs: Jobs, outbox: Outbox) -> None:
     class SlowPublisher(Publisher):
         async def publish(self, message: Message, within: timedelta) -> None:
+            del within
             self.arrived.set()
             await release.wait()
             self.published.append(message)
@@ -241,7 +244,7 @@ async def test_the_message_of_an_enqueue_event_is_the_documented_one(
 ) -> None:
     """OB-9."""
     created = await jobs.create()
-    await until(outbox, "published")
+    await until(outbox, "published 0")
     body = json.loads(publisher.published[0].body)
     assert list(body) == ["jobId", "jobType", "idempotencyKey", "createdAt"]
     assert body["idempotencyKey"] == f"ai.job.enqueue:{created.job.job_id}:1"

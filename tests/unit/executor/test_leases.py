@@ -56,13 +56,19 @@ async def test_a_stop_ends_a_wait() -> None:
         await sleeping
 
 
-async def test_the_first_reason_stands_but_a_lost_lease_wins() -> None:
+@pytest.mark.parametrize(
+    ("reasons", "stands"),
+    [
+        ([StopReason.CANCEL_REQUESTED, StopReason.SHUTDOWN], StopReason.CANCEL_REQUESTED),
+        ([StopReason.SHUTDOWN, StopReason.CANCEL_REQUESTED], StopReason.SHUTDOWN),
+        ([StopReason.CANCEL_REQUESTED, StopReason.LEASE_LOST], StopReason.LEASE_LOST),
+    ],
+)
+async def test_the_first_reason_stands_but_a_lost_lease_wins(reasons: list[StopReason], stands: StopReason) -> None:
     switch = StopSwitch()
-    switch.stop(StopReason.CANCEL_REQUESTED)
-    switch.stop(StopReason.SHUTDOWN)
-    assert switch.reason == StopReason.CANCEL_REQUESTED
-    switch.stop(StopReason.LEASE_LOST)
-    assert switch.reason == StopReason.LEASE_LOST
+    for reason in reasons:
+        switch.stop(reason)
+    assert switch.reason == stands
 
 
 async def test_a_failure_of_the_work_passes() -> None:
