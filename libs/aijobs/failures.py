@@ -46,7 +46,8 @@ TAXONOMY: dict[str, Treatment] = {
     "CREDENTIAL_": Treatment(again=Again.NEVER, public="The model key is missing, expired or refused."),
     "BUDGET_EXHAUSTED": Treatment(again=Again.NEVER, public="The job reached its usage limit."),
     "UNSUPPORTED_SCHEMA": Treatment(
-        again=Again.NEVER, public="The offline provider cannot answer for this output schema; see docs/offline.md."
+        again=Again.NEVER,
+        public="The offline provider cannot answer for this output schema. Its documentation lists what it knows.",
     ),
     "INTERNAL_": Treatment(again=Again.ONCE, public="Something went wrong on our side. Please try again."),
 }

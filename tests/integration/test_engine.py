@@ -1,0 +1,158 @@
+"""EX-1, EX-2, EX-4, EX-5, PJ-1, PJ-2: the engine with handlers that misbehave, over the embedded engine's real path."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pydantic import JsonValue
+
+from aijobs.client import Client
+from aijobs.registry import Registry
+from aijobs.v1 import job_pb2
+from services.standalone.engine import embedded
+from tests.integration.odd_jobs import DEFINITIONS, SECRET
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("engine")
+    async with (
+        embedded(folder / "jobs.db", asyncio.Event(), registry=Registry(DEFINITIONS)) as address,
+        Client(address) as client,
+    ):
+        yield client
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def ended(client: Client, do: str, job_type: str = "odd", **rest: JsonValue) -> tuple[job_pb2.Job, Sequence[str]]:
+    """Run a job to its end and return it with the reasons in its history."""
+    created = await client.create(job_type, user_id="user-1", input={"do": do, **rest})
+    async with asyncio.timeout(30):
+        reasons = [
+            f"{update.transition.kind} {update.transition.reason}".strip()
+            async for update in client.watch(created.job.job_id, after_sequence=0)
+            if update.HasField("transition")
+        ]
+    return await client.get(created.job.job_id, full=True), reasons
+
+
+async def test_an_output_is_stored_as_canonical_json_with_its_hash(client: Client) -> None:
+    job, kinds = await ended(client, "return_ok", "odd_projected")
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED
+    assert job.output_json == '{"numbers":[1],"value":{"a":2,"b":1}}'
+    assert job.output_hash == hashlib.sha256(job.output_json.encode()).hexdigest()
+    assert [(a.type, a.ordinal, a.content_json) for a in job.artifacts] == [
+        ("odd", 0, '{"a":2,"b":1}'),
+        ("odd", 1, '{"a":2,"b":1}'),
+    ]
+    assert kinds == ["created", "locked", "succeeded"]
+
+
+async def test_a_handler_may_return_a_model(client: Client) -> None:
+    job, _ = await ended(client, "model")
+    assert json.loads(job.output_json) == {"numbers": [3, 1], "value": "from a model"}
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        "return_nothing",
+        "return_text",
+        "return_extra_key",
+        "return_wrong_type",
+        "return_nan",
+        "return_infinity",
+        "return_large_integer",
+        "return_surrogate",
+        "return_nul",
+    ],
+)
+async def test_an_output_that_cannot_be_stored_is_tried_again_then_fails(client: Client, do: str) -> None:
+    job, kinds = await ended(client, do)
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "VALIDATION_OUTPUT")
+    assert job.error.message == "The AI model gave an answer that does not fit what was asked."
+    assert kinds == ["created", "locked", *["execution_failed VALIDATION_OUTPUT"] * 2, "failed VALIDATION_OUTPUT"]
+    assert job.retry_count == 3
+
+
+@pytest.mark.parametrize(
+    ("do", "code"),
+    [
+        ("raise", "INTERNAL_HANDLER_ERROR"),
+        ("timeout_error", "INTERNAL_HANDLER_ERROR"),
+        ("return_object_that_is_no_json", "VALIDATION_OUTPUT"),
+        ("return_too_much", "INTERNAL_RESULT_REFUSED"),
+        ("unheard_of", "INTERNAL_HANDLER_ERROR"),
+    ],
+)
+async def test_a_broken_handler_fails_the_job_and_leaks_nothing(client: Client, do: str, code: str) -> None:
+    job, kinds = await ended(client, do)
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, code)
+    assert SECRET not in job.error.message
+    assert len(kinds) <= 5
+
+
+async def test_a_broken_projector_fails_the_job_and_leaves_no_artifact(client: Client) -> None:
+    job, kinds = await ended(client, "model", "odd_projected")
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "INTERNAL_PROJECTOR_ERROR")
+    assert (job.artifact_count, list(job.artifacts), job.output_json) == (0, [], "")
+    assert kinds == [
+        "created",
+        "locked",
+        "execution_failed INTERNAL_PROJECTOR_ERROR",
+        "failed INTERNAL_PROJECTOR_ERROR",
+    ]
+
+
+async def test_feedback_of_failed_executions_reaches_the_next_one(client: Client) -> None:
+    job, _ = await ended(client, "fail", times=2)
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED
+    assert json.loads(job.output_json)["value"] == ["try 1", "try 2"]
+    assert (job.attempt, job.retry_count) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("job_type", "kinds"),
+    [
+        ("odd_brief", ["created", "locked", "execution_failed TIMEOUT", "failed TIMEOUT"]),
+        ("odd_brief_once", ["created", "locked", "failed TIMEOUT"]),
+    ],
+)
+async def test_a_timeout_follows_the_abort_strategy(client: Client, job_type: str, kinds: list[str]) -> None:
+    job, seen = await ended(client, "hang", job_type)
+    assert (job.error.code, job.error.message) == ("TIMEOUT", "The job took too long and was stopped.")
+    assert seen == kinds
+
+
+async def test_cancelling_ends_a_hanging_handler(client: Client) -> None:
+    created = await client.create("odd", user_id="user-1", input={"do": "hang"})
+    kinds = []
+    async with asyncio.timeout(20):
+        async for update in client.watch(created.job.job_id, after_sequence=0):
+            if not update.HasField("transition"):
+                continue
+            kinds.append(update.transition.kind)
+            if update.transition.kind == "locked":
+                await client.cancel(created.job.job_id)
+    assert kinds == ["created", "locked", "cancel_requested", "cancelled"]
+
+
+async def test_progress_reaches_watchers_within_its_bounds(client: Client) -> None:
+    created = await client.create("odd", user_id="user-1", input={"do": "progress"})
+    async with asyncio.timeout(20):
+        seen = [update.job.progress async for update in client.watch(created.job.job_id, include_progress=True)]
+    assert seen == sorted(seen)
+    assert {10, 60} <= set(seen) <= {0, 10, 60, 100}
+
+
+async def test_a_hanging_job_does_not_hold_up_another_one(client: Client) -> None:
+    hanging = await client.create("odd", user_id="user-1", input={"do": "hang"})
+    job, _ = await ended(client, "return_deep")
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED
+    await client.cancel(hanging.job.job_id)
