@@ -6,7 +6,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
-
 #: A message holds a few ids. Larger bodies are refused by every implementation.
 LARGEST_BODY = 128 * 1024
 

@@ -265,7 +265,7 @@ class Job(_message.Message):
     attempt: _builtins.int
     """How often the job was locked. Fences off every earlier holder of its lease."""
     retry_count: _builtins.int
-    """Failed executions that were tried again."""
+    """Failed executions so far."""
     max_retries: _builtins.int
     """How many failed executions may be tried again."""
     artifact_count: _builtins.int
