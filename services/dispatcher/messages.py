@@ -2,37 +2,48 @@
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 
 from aijobs.broker.port import Message
-from aijobs.v1.outbox_service_pb2 import OutboxEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedEvent:
+    """An outbox event in the hands of this dispatcher."""
+
+    event_id: str
+    event_type: str
+    aggregate_id: str
+    dedupe_key: str
+    payload_json: str
+    created_at: datetime
 
 
 class UnusableEvent(Exception):
     """An event that no message can be made of: its own fault, so it uses up its attempts (OB-4)."""
 
 
-def enqueue(event: OutboxEvent) -> Message:
+def enqueue(event: ClaimedEvent) -> Message:
     """Build the message that makes an executor take a job: ids, and nothing that a user wrote."""
     payload = json.loads(event.payload_json)
-    created = event.create_time.ToDatetime(tzinfo=UTC)
     body = {
         "jobId": payload["jobId"],
         "jobType": payload["jobType"],
         "idempotencyKey": event.dedupe_key,
-        "createdAt": _iso(created),
+        "createdAt": event.created_at.isoformat(timespec="microseconds"),
     }
     return _message(event, json.dumps(body, separators=(",", ":")), queue=payload["queueName"])
 
 
-def ended(event: OutboxEvent) -> Message:
+def ended(event: ClaimedEvent) -> Message:
     """Build the message that tells other backends of a job's end: the event's payload as it is (OB-8)."""
     json.loads(event.payload_json)
     return _message(event, event.payload_json, queue=None)
 
 
 #: Every event type that this version can send. Others are left for newer dispatchers (ruling 21).
-SENDABLE: dict[str, Callable[[OutboxEvent], Message]] = {
+SENDABLE: dict[str, Callable[[ClaimedEvent], Message]] = {
     "ai.job.enqueue": enqueue,
     "ai.job.completed": ended,
     "ai.job.failed": ended,
@@ -40,7 +51,7 @@ SENDABLE: dict[str, Callable[[OutboxEvent], Message]] = {
 }
 
 
-def to_message(event: OutboxEvent) -> Message:
+def to_message(event: ClaimedEvent) -> Message:
     """Build the message of an event.
 
     Raises:
@@ -53,7 +64,7 @@ def to_message(event: OutboxEvent) -> Message:
         raise UnusableEvent(f"event {event.event_id} of type {event.event_type}: {type(error).__name__}") from error
 
 
-def _message(event: OutboxEvent, body: str, *, queue: str | None) -> Message:
+def _message(event: ClaimedEvent, body: str, *, queue: str | None) -> Message:
     return Message(
         queue=queue,
         topic=event.event_type,
@@ -61,7 +72,3 @@ def _message(event: OutboxEvent, body: str, *, queue: str | None) -> Message:
         correlation_id=event.aggregate_id,
         body=body.encode(),
     )
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds")

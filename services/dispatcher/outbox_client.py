@@ -1,15 +1,16 @@
-"""The jobs service's OutboxService as the relay calls it."""
+"""The jobs service's OutboxService as the relay calls it: protobuf messages end here."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
+from typing import assert_never
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from aijobs.rpc.status import from_rpc_error
 from aijobs.v1 import outbox_service_pb2, outbox_service_pb2_grpc
-from aijobs.v1.outbox_service_pb2 import EventSettlement, OutboxEvent
-from services.dispatcher.messages import SENDABLE
+from services.dispatcher.messages import SENDABLE, ClaimedEvent
+from services.dispatcher.relay import Claim, Published, PublishFailed, Released, Settlement
 
 #: On top of the wait: what the claim itself may take.
 CALL_TIMEOUT = timedelta(seconds=10)
@@ -22,7 +23,7 @@ class OutboxClient:
         self._stub: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(channel)
         self._dispatcher_id = dispatcher_id
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> tuple[Sequence[OutboxEvent], timedelta]:
+    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
         """Claim events."""
         span = Duration()
         span.FromTimedelta(wait)
@@ -37,11 +38,13 @@ class OutboxClient:
             response = await self._stub.ClaimEvents(request, timeout=(wait + CALL_TIMEOUT).total_seconds())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
-        return response.events, response.lease.ToTimedelta()
+        return Claim(events=[_event(event) for event in response.events], lease=response.lease.ToTimedelta())
 
-    async def settle(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
+    async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         """Settle events."""
-        request = outbox_service_pb2.SettleEventsRequest(claim_token=claim_token, items=settlements)
+        request = outbox_service_pb2.SettleEventsRequest(
+            claim_token=claim_token, items=[_settlement(settlement) for settlement in settlements]
+        )
         try:
             response = await self._stub.SettleEvents(request, timeout=CALL_TIMEOUT.total_seconds())
         except grpc.aio.AioRpcError as error:
@@ -51,3 +54,29 @@ class OutboxClient:
             for settlement, result in zip(settlements, response.results, strict=True)
             if result.HasField("error")
         ]
+
+
+def _event(message: outbox_service_pb2.OutboxEvent) -> ClaimedEvent:
+    return ClaimedEvent(
+        event_id=message.event_id,
+        event_type=message.event_type,
+        aggregate_id=message.aggregate_id,
+        dedupe_key=message.dedupe_key,
+        payload_json=message.payload_json,
+        created_at=message.create_time.ToDatetime(tzinfo=UTC),
+    )
+
+
+def _settlement(settlement: Settlement) -> outbox_service_pb2.EventSettlement:
+    message = outbox_service_pb2.EventSettlement(event_id=settlement.event_id)
+    match settlement.result:
+        case Published():
+            message.published.SetInParent()
+        case PublishFailed(reason=reason):
+            message.failed.reason = reason
+            message.failed.retryable = True
+        case Released():
+            message.released.SetInParent()
+        case never:
+            assert_never(never)
+    return message

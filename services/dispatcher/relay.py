@@ -10,9 +10,10 @@ Killed at any point, the relay leaves at worst claimed events, which the jobs se
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import structlog
@@ -20,8 +21,7 @@ import structlog
 from aijobs.backoff import Backoff
 from aijobs.broker.port import BrokerUnavailable, MessageRefused, Publisher
 from aijobs.errors import AijobsError, PermissionDenied, Unauthenticated
-from aijobs.v1.outbox_service_pb2 import ClaimReleased, EventSettlement, OutboxEvent, Published, PublishFailed
-from services.dispatcher.messages import UnusableEvent, to_message
+from services.dispatcher.messages import ClaimedEvent, UnusableEvent, to_message
 
 POLL_WAIT = timedelta(seconds=20)
 PUBLISH_TIMEOUT = timedelta(seconds=5)
@@ -30,11 +30,44 @@ PUBLISHABLE_SHARE = 0.5
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Claimed events, and how long the claim lasts from the moment it was asked for."""
+
+    events: Sequence[ClaimedEvent]
+    lease: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The broker confirmed the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishFailed:
+    """The event itself could not be published: uses up one of its attempts."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Given back, through no fault of the event's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What became of one event."""
+
+    event_id: str
+    result: Published | PublishFailed | Released
+
+
 class OutboxPort(Protocol):
     """The jobs service as the relay sees it."""
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> tuple[Sequence[OutboxEvent], timedelta]:
-        """Claim events; returns them and how long the claim lasts.
+    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
+        """Claim up to `limit` events, waiting for the first one.
 
         Raises:
             AijobsError: the service is unreachable or refuses us.
@@ -42,7 +75,7 @@ class OutboxPort(Protocol):
         """
         ...
 
-    async def settle(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
+    async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         """Settle events; returns the ids of those that the claim no longer holds.
 
         Raises:
@@ -62,71 +95,80 @@ class Relay:
         self._publisher = publisher
         self._claim_size = claim_size
         self._backoff = Backoff()
+        #: Token of a claim that was asked for and not answered yet.
+        self._open_claim: str | None = None
         #: Set while the broker is connected and the jobs service answers.
         self.working = asyncio.Event()
 
     async def run(self) -> None:
-        """Relay until cancelled; then the batch in hand is finished and the open claim given back."""
-        claim_token = _new_token()
-        while True:
-            try:
-                await self._publisher.connect()
-                events, lease = await self._claim(claim_token)
-            except asyncio.CancelledError:
-                await self._give_back(claim_token)
-                raise
-            except BrokerUnavailable:
-                await self._wait("the broker cannot be reached")
-                continue
-            except (Unauthenticated, PermissionDenied) as error:
-                await self._wait(f"the jobs service refuses us: {error.message}; check AIJOBS_TOKEN")
-                continue
-            except AijobsError as error:
-                await self._wait(f"the jobs service does not answer: {error.message}")
-                continue
+        """Relay until cancelled; then the batch in hand is finished and an open claim given back."""
+        try:
+            while True:
+                await self._relay_once()
+        except asyncio.CancelledError:
+            await self._give_back()
+            raise
+
+    async def _relay_once(self) -> None:
+        try:
+            await self._publisher.connect()
+            claim_token, claim = await self._claim()
+        except BrokerUnavailable:
+            await self._wait("the broker cannot be reached")
+        except (Unauthenticated, PermissionDenied) as error:
+            await self._wait(f"the jobs service refuses us: {error.message}; check AIJOBS_TOKEN")
+        except AijobsError as error:
+            await self._wait(f"the jobs service does not answer: {error.message}")
+        else:
             self._works()
-            if events:
-                batch = asyncio.ensure_future(self._publish_and_settle(claim_token, events, lease))
-                try:
-                    await asyncio.shield(batch)
-                except asyncio.CancelledError:
-                    await batch
-                    raise
-            claim_token = _new_token()
+            if claim.events:
+                await self._to_its_end(self._publish_and_settle(claim_token, claim))
 
-    async def _claim(self, claim_token: str) -> tuple[Sequence[OutboxEvent], timedelta]:
-        # The first claim after trouble asks without waiting, so that a lost answer is found at once and readiness
-        # does not wait for an event.
+    async def _claim(self) -> tuple[str, Claim]:
+        """Claim with a fresh token, or with that of a claim whose answer is still owed."""
+        claim_token = self._open_claim or uuid4().hex
+        self._open_claim = claim_token
+        # The first claim after trouble does not wait, so that readiness does not wait for an event.
         wait = POLL_WAIT if self.working.is_set() else timedelta(0)
-        return await self._outbox.claim(claim_token, self._claim_size, wait)
+        claim = await self._outbox.claim(claim_token, self._claim_size, wait)
+        self._open_claim = None
+        return claim_token, claim
 
-    async def _publish_and_settle(self, claim_token: str, events: Sequence[OutboxEvent], lease: timedelta) -> None:
+    @staticmethod
+    async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+        """Do work that is finished before a cancellation takes effect."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await task
+            raise
+
+    async def _publish_and_settle(self, claim_token: str, claim: Claim) -> None:
         started = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(lease.total_seconds() * PUBLISHABLE_SHARE):
-                settlements = await asyncio.gather(*(self._publish(event) for event in events))
+            async with asyncio.timeout(claim.lease.total_seconds() * PUBLISHABLE_SHARE):
+                settlements = await asyncio.gather(*(self._publish(event) for event in claim.events))
         except TimeoutError:
-            log.warning("publishing took too long; the claim runs out", events=len(events))
+            log.warning("publishing took too long; the claim runs out", events=len(claim.events))
             return
-        left = lease.total_seconds() - (asyncio.get_running_loop().time() - started)
-        await self._settle(claim_token, settlements, timedelta(seconds=left))
+        spent = timedelta(seconds=asyncio.get_running_loop().time() - started)
+        await self._settle(claim_token, settlements, claim.lease - spent)
 
-    async def _publish(self, event: OutboxEvent) -> EventSettlement:
+    async def _publish(self, event: ClaimedEvent) -> Settlement:
         try:
             await self._publisher.publish(to_message(event), PUBLISH_TIMEOUT)
         except BrokerUnavailable:
-            return EventSettlement(event_id=event.event_id, released=ClaimReleased())
+            return Settlement(event_id=event.event_id, result=Released())
         except UnusableEvent as error:
             log.error("event cannot be sent", event_id=event.event_id, error=str(error))
-            failed = PublishFailed(reason="DISPATCH_UNUSABLE_EVENT", retryable=True)
-            return EventSettlement(event_id=event.event_id, failed=failed)
+            return Settlement(event_id=event.event_id, result=PublishFailed(reason="DISPATCH_UNUSABLE_EVENT"))
         except MessageRefused as error:
             log.error("event refused by the broker", event_id=event.event_id, error=str(error))
-            failed = PublishFailed(reason="DISPATCH_REFUSED", retryable=True)
-            return EventSettlement(event_id=event.event_id, failed=failed)
-        return EventSettlement(event_id=event.event_id, published=Published())
+            return Settlement(event_id=event.event_id, result=PublishFailed(reason="DISPATCH_REFUSED"))
+        return Settlement(event_id=event.event_id, result=Published())
 
-    async def _settle(self, claim_token: str, settlements: Sequence[EventSettlement], within: timedelta) -> None:
+    async def _settle(self, claim_token: str, settlements: Sequence[Settlement], within: timedelta) -> None:
         """Settle, however often it takes while the claim lasts; afterwards the events are published once more."""
         try:
             async with asyncio.timeout(max(within.total_seconds(), 0)):
@@ -137,7 +179,7 @@ class Relay:
         if lost:
             log.warning("events settled too late", events=len(lost))
 
-    async def _settled(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
+    async def _settled(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         backoff = Backoff()
         while True:
             try:
@@ -146,14 +188,16 @@ class Relay:
                 log.warning("events not settled yet", error=error.message)
             await backoff.wait()
 
-    async def _give_back(self, claim_token: str) -> None:
-        """Give back what the interrupted claim may have got, so that nobody waits for it to run out."""
+    async def _give_back(self) -> None:
+        """Give back what an interrupted claim may have got, so that nobody waits for it to run out."""
+        if self._open_claim is None:
+            return
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT.total_seconds()):
-                events, _ = await self._outbox.claim(claim_token, self._claim_size, timedelta(0))
-                if events:
-                    released = [EventSettlement(event_id=event.event_id, released=ClaimReleased()) for event in events]
-                    await self._outbox.settle(claim_token, released)
+                claim = await self._outbox.claim(self._open_claim, self._claim_size, timedelta(0))
+                if claim.events:
+                    released = [Settlement(event_id=event.event_id, result=Released()) for event in claim.events]
+                    await self._outbox.settle(self._open_claim, released)
         except (AijobsError, TimeoutError):
             log.info("open claim not given back; it runs out by itself")
 
@@ -168,7 +212,3 @@ class Relay:
             self.working.clear()
         log.warning("not relaying", why=why)
         await self._backoff.wait()
-
-
-def _new_token() -> str:
-    return uuid4().hex

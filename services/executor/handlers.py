@@ -52,7 +52,7 @@ class HandlerLoop:
             main.call_soon_threadsafe(_copy, finished, done)
 
         def start() -> None:
-            task.append(self._loop.create_task(work(), name=name))
+            task.append(self._loop.create_task(_contained(work()), name=name))
             task[0].add_done_callback(finish)
 
         def cancel() -> None:
@@ -67,6 +67,7 @@ class HandlerLoop:
                 await asyncio.wait({done}, timeout=ABANDON_AFTER.total_seconds())
             if not done.done():
                 log.warning("handler does not end though cancelled; its run goes on without it", handler=name)
+            done.add_done_callback(_retrieve)
             raise
 
     async def stop(self) -> None:
@@ -91,6 +92,24 @@ class HandlerLoop:
             waiting.add_done_callback(lambda _: self._loop.stop())
         else:
             self._loop.stop()
+
+
+class HandlerExit(Exception):
+    """A handler tried to end the process with `sys.exit` or a KeyboardInterrupt."""
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> T:
+    """Turn what would end the thread, and with it every other run, into a failure of this run."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise HandlerExit(type(error).__name__) from error
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Look at a result that nobody waits for any more, so that asyncio does not complain."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _copy(finished: asyncio.Task[T], done: asyncio.Future[T]) -> None:

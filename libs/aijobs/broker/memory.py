@@ -29,7 +29,8 @@ class _Queue:
                 self.waiting.appendleft(message)
             else:
                 self.waiting.append(message)
-            self.arrived.notify()
+            # All of them: one that is being cancelled would swallow a single notification.
+            self.arrived.notify_all()
 
     async def get(self) -> Message:
         async with self.arrived:

@@ -74,10 +74,10 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         page = await self._queries.page(
             Viewer(caller=caller.subject, user_id=None if caller.may_act_for_anyone else caller.subject),
             JobFilter(
-                user_id=request.user_id,
-                job_type=request.job_type,
+                user_id=translate.optional_identifier("user_id", request.user_id),
+                job_type=translate.optional_identifier("job_type", request.job_type),
                 states=[translate.STATES_BACK[number] for number in request.states],
-                queue=request.queue,
+                queue=translate.optional_identifier("queue", request.queue),
             ),
             size=request.page_size,
             token=request.page_token,

@@ -216,8 +216,8 @@ def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
         provider=translate.identifier("provider", message.provider)[:64],
         model=translate.identifier("model", message.model),
         tier=translate.identifier("tier", message.tier)[:32],
-        prompt_key=message.prompt_key and translate.identifier("prompt_key", message.prompt_key),
-        prompt_version=message.prompt_version and translate.identifier("prompt_version", message.prompt_version)[:32],
+        prompt_key=translate.optional_identifier("prompt_key", message.prompt_key),
+        prompt_version=translate.optional_identifier("prompt_version", message.prompt_version)[:32],
         credential_mode=translate.identifier("credential_mode", message.credential_mode)[:32],
         late=False,
         settled=Settled(
@@ -225,7 +225,7 @@ def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
             output_tokens=settlement.output_tokens,
             token_source=TOKEN_SOURCES.get(settlement.token_source, "unknown"),
             latency=settlement.latency.ToTimedelta(),
-            error_code=settlement.error_code and translate.identifier("error_code", settlement.error_code)[:64],
+            error_code=translate.optional_identifier("error_code", settlement.error_code)[:64],
         )
         if message.HasField("settlement")
         else None,

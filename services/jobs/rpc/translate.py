@@ -45,6 +45,16 @@ def identifier(field: str, value: str) -> str:
     return value
 
 
+def optional_identifier(field: str, value: str) -> str:
+    """Return an id as it came, or the empty text that stands for none.
+
+    Raises:
+        InvalidInput: it is not 1 to 128 printable ASCII characters.
+
+    """
+    return identifier(field, value) if value else ""
+
+
 def reason(field: str, value: str) -> str:
     """Return a caller's words as they came.
 

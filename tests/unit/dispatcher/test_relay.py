@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields
 from datetime import timedelta
 
 import pytest
@@ -10,15 +11,21 @@ import pytest
 from aijobs.backoff import Backoff
 from aijobs.broker.port import BrokerUnavailable, Message, MessageRefused
 from aijobs.errors import Unreachable
-from aijobs.v1.outbox_service_pb2 import EventSettlement, OutboxEvent
 from services.dispatcher import relay as relay_module
-from services.dispatcher.messages import SENDABLE
-from services.dispatcher.relay import Relay
+from services.dispatcher.messages import SENDABLE, ClaimedEvent
+from services.dispatcher.relay import Claim, Published, PublishFailed, Relay, Released, Settlement
+from services.jobs import outbox as jobs_outbox
 from services.jobs.migrate import upgrade_with
-from services.jobs.rpc.outbox_servicer import _settle_request
+from services.jobs.outbox import SettleRequest
 from services.jobs.store.database import Database
 from services.jobs.store.tables import outbox_events
 from tests.conformance.conftest import Jobs
+
+RESULTS: dict[type, jobs_outbox.Published | jobs_outbox.PublishFailed | jobs_outbox.Released] = {
+    Published: jobs_outbox.Published(),
+    PublishFailed: jobs_outbox.PublishFailed(reason="DISPATCH_TESTED", retryable=True),
+    Released: jobs_outbox.Released(),
+}
 
 
 class Outbox:
@@ -28,32 +35,21 @@ class Outbox:
         self.jobs = jobs
         self.claims = 0
         self.failing_settles = 0
-        self.claimed = asyncio.Event()
         self.settled = asyncio.Event()
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> tuple[Sequence[OutboxEvent], timedelta]:
+    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
         self.claims += 1
-        self.claimed.set()
         rows = await self.jobs.claim(claim_token, limit=limit, wait=wait, event_types=list(SENDABLE))
-        events = []
-        for row in rows:
-            event = OutboxEvent(
-                event_id=row.event_id,
-                event_type=row.event_type,
-                aggregate_type=row.aggregate_type,
-                aggregate_id=row.aggregate_id,
-                dedupe_key=row.dedupe_key,
-                payload_json=row.payload_json,
-            )
-            event.create_time.FromDatetime(row.created_at)
-            events.append(event)
-        return events, timedelta(seconds=60)
+        wanted = [field.name for field in fields(ClaimedEvent)]
+        events = [ClaimedEvent(**{name: getattr(row, name) for name in wanted}) for row in rows]
+        return Claim(events=events, lease=timedelta(seconds=60))
 
-    async def settle(self, claim_token: str, settlements: Sequence[EventSettlement]) -> Sequence[str]:
+    async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         if self.failing_settles:
             self.failing_settles -= 1
             raise Unreachable("gone")
-        results = await self.jobs.outbox.settle(claim_token, [_settle_request(item) for item in settlements])
+        batch = [SettleRequest(event_id=item.event_id, result=RESULTS[type(item.result)]) for item in settlements]
+        results = await self.jobs.outbox.settle(claim_token, batch)
         self.settled.set()
         return [item.event_id for item, result in zip(settlements, results, strict=True) if result is not None]
 
@@ -161,7 +157,7 @@ async def test_a_refused_event_uses_up_its_attempts_and_blocks_nobody(
     await jobs.create()
     await until(outbox, "pending 1")
     (row,) = await jobs.rows(outbox_events)
-    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_REFUSED")
+    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_TESTED")
     await jobs.create()
     await until(outbox, "pending 1", "published 0")
 
@@ -180,7 +176,7 @@ async def test_an_event_without_what_a_message_needs_is_its_own_fault(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     (row,) = await jobs.rows(outbox_events)
-    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_UNUSABLE_EVENT")
+    assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_TESTED")
 
 
 async def test_a_settle_whose_answer_is_lost_is_repeated(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.executor import handlers
-from services.executor.handlers import HandlerLoop
+from services.executor.handlers import HandlerExit, HandlerLoop
 
 
 @pytest.fixture
@@ -34,6 +34,19 @@ async def test_a_failure_comes_back(loop: HandlerLoop) -> None:
 
     with pytest.raises(LookupError):
         await loop.run(work, "work")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+async def test_a_handler_cannot_end_the_process_or_the_thread(loop: HandlerLoop, error: BaseException) -> None:
+    async def work() -> None:
+        raise error
+
+    async def other() -> int:
+        return 1
+
+    with pytest.raises(HandlerExit):
+        await loop.run(work, "leaving")
+    assert await loop.run(other, "other") == 1
 
 
 async def test_cancelling_reaches_the_work_and_waits_for_its_end(loop: HandlerLoop) -> None:
