@@ -19,17 +19,26 @@ from rich.table import Table
 from aijobs import logs
 from aijobs.client import Client
 from aijobs.errors import AijobsError
+from aijobs.settings import load
 from aijobs.v1 import job_pb2
+from services.executor.gateway.settings import ModelSettings, ProviderName
 from services.standalone.engine import embedded
 
 REQUEST = Path("examples") / "structured_generation.json"
 DOCUMENT = Path("examples") / "document.md"
 USER = "demo"
+PROVIDERS = {
+    ProviderName.OFFLINE: (
+        "Provider: [bold]offline[/]. It is no language model: it answers from the text itself, by counting words.\n"
+        "Set AIJOBS_PROVIDER=openai, AIJOBS_PROVIDER_BASE_URL and AIJOBS_MODEL_PRIMARY to ask a real one."
+    ),
+    ProviderName.OPENAI: "Provider: [bold]openai[/], the server and the model that your environment names.",
+}
 TELLING = {
-    "created": "stored with its snapshot and its event, in one transaction",
-    "locked": "published, consumed, and leased to an executor",
+    "created": "job, snapshot and event stored in one transaction",
+    "locked": "published, consumed, leased to an executor",
     "execution_failed": "an execution failed; the engine tries again",
-    "succeeded": "output validated, hashed and committed with its artifact",
+    "succeeded": "output validated, hashed, committed with its artifact",
     "failed": "no result",
     "cancelled": "cancelled",
 }
@@ -44,21 +53,20 @@ def run() -> int:
         console.print(f"the demo reads {REQUEST} and {DOCUMENT}: run it in the folder of a clone")
         return 2
     try:
-        return asyncio.run(_run(console))
+        return asyncio.run(_run(console, load(ModelSettings).provider))
     except AijobsError as error:
         console.print(f"[red]the demo failed:[/] {error.message}. {error.advice}")
         return 1
 
 
-async def _run(console: Console) -> int:
+async def _run(console: Console, provider: ProviderName) -> int:
     request = json.loads(REQUEST.read_text())
     text = DOCUMENT.read_text()
     request["document"] = text
     console.print(
         Panel(
             f"[bold]{DOCUMENT}[/], {len(text.split())} words, is to become JSON that fits a schema.\n"
-            "Provider: [bold]offline[/]. It is no language model: it answers from the text itself, by counting words.\n"
-            "Set AIJOBS_PROVIDER=openai, AIJOBS_PROVIDER_BASE_URL and AIJOBS_MODEL_PRIMARY to ask a real one.",
+            f"{PROVIDERS[provider]}",
             title="aijobs: one job from CreateJob to succeeded",
             title_align="left",
             border_style="dim",
@@ -76,7 +84,7 @@ async def _run(console: Console) -> int:
                 if update.HasField("transition"):
                     _show(console, update.transition, created.job.create_time)
             job = await client.get(job_id, full=True)
-    return _result(console, job)
+    return _result(console, job, provider)
 
 
 def _show(console: Console, transition: job_pb2.Transition, created: Timestamp) -> None:
@@ -87,20 +95,22 @@ def _show(console: Console, transition: job_pb2.Transition, created: Timestamp) 
     )
 
 
-def _result(console: Console, job: job_pb2.Job) -> int:
+def _result(console: Console, job: job_pb2.Job, provider: ProviderName) -> int:
     if job.state != job_pb2.JOB_STATE_SUCCEEDED:
         console.print(f"\n[red]not succeeded:[/] {job.error.code}: {job.error.message}")
         return 1
     output: Mapping[str, Any] = json.loads(job.output_json)
     console.print()
-    console.print(Panel(JSON.from_data(output), title="validated output", title_align="left", border_style="green"))
+    pretty = JSON.from_data(output).text
+    pretty.no_wrap, pretty.overflow = False, "fold"
+    console.print(Panel(pretty, title="validated output", title_align="left", border_style="green"))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  hash", job.output_hash[:16] + "…", "SHA-256 over its canonical JSON (RFC 8785)")
     facts.add_row("  artifact", job.artifacts[0].type, job.artifacts[0].id)
     facts.add_row(
         "  usage",
         f"{job.usage.calls} call",
-        f"{job.usage.input_tokens} tokens in, {job.usage.output_tokens} out (estimated), provider offline",
+        f"{job.usage.input_tokens} tokens in, {job.usage.output_tokens} out, provider {provider}",
     )
     console.print(facts)
     console.print("\n  Next: [bold]make dev[/] keeps the engine running and says how to call it.\n")
