@@ -21,9 +21,9 @@ from services.executor.consumer import QueueConsumer
 from services.executor.engine.complete import Complete
 from services.executor.engine.engine import Engine
 from services.executor.engine.execute import Execute
-from services.executor.engine.prepare import Handler, Prepare
+from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
-from services.executor.engine.resolve import Resolve
+from services.executor.engine.resolve import Handler, Resolve
 from services.executor.gateway.gateway import Gateway
 from services.executor.gateway.settings import build_provider
 from services.executor.handlers import HandlerLoop
@@ -93,8 +93,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     handlers = HandlerLoop()
     heartbeats = Heartbeats(client, settings.heartbeat_interval)
     engine = Engine(
-        prepare=Prepare(client, {name: _load(definition) for name, definition in registry.items()}),
-        resolve=Resolve(open_gateway),
+        prepare=Prepare(client),
+        resolve=Resolve({name: _load(definition) for name, definition in registry.items()}, open_gateway),
         execute=Execute(handlers),
         project=Project(handlers),
         complete=Complete(client),

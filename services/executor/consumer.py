@@ -16,8 +16,8 @@ from aijobs.backoff import Backoff
 from aijobs.broker.port import Broker, BrokerUnavailable, Consumer, Delivery
 from services.executor.engine.engine import Engine
 
-#: How long a message of an unknown job type is held before it goes back: a newer executor may know the type.
-UNKNOWN_TYPE_PAUSE = timedelta(seconds=5)
+#: How long a message that we cannot use is held before it goes back: a newer executor may know its job type.
+REQUEUE_PAUSE = timedelta(seconds=5)
 LARGEST_BODY = 64 * 1024
 log = structlog.get_logger()
 
@@ -93,12 +93,19 @@ class QueueConsumer:
             return
         if not self._engine.knows(message.job_type):
             log.warning("unknown job type; its message goes back", job_type=message.job_type)
-            await asyncio.sleep(UNKNOWN_TYPE_PAUSE.total_seconds())
+            await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
             await delivery.requeue()
             return
         # After a reconnect the broker counts from zero, so the slots are counted here too.
         async with self._free:
-            await self._engine.run(str(message.job_id))
+            try:
+                await self._engine.run(str(message.job_id))
+            except Exception:
+                # A fault of the engine itself: somebody else may do better, and the slot must not leak.
+                log.exception("run broke", job_id=str(message.job_id))
+                await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
+                await delivery.requeue()
+                return
         await delivery.ack()
 
 

@@ -217,7 +217,7 @@ class JobCreation:
             request=request,
             definition=definition,
             snapshot_json=snapshot_json,
-            fingerprint=_fingerprint(request, snapshot_json),
+            fingerprint=_fingerprint(request),
             caller=caller,
         )
 
@@ -268,13 +268,17 @@ def _snapshot(model: type[BaseModel], value: JsonValue) -> str:
     return text
 
 
-def _fingerprint(request: NewJob, snapshot_json: str) -> str:
-    """Hash everything that was asked for but the request id: what two requests must share to be the same (CR-2)."""
+def _fingerprint(request: NewJob) -> str:
+    """Hash everything that was asked for but the request id: what two requests must share to be the same (CR-2).
+
+    The input goes in as it was sent: with the defaults of a definition filled in, a repeat after an upgrade that
+    changed one would look like another request.
+    """
     asked: dict[str, Any] = {
         "jobType": request.job_type,
         "userId": request.user_id,
         "target": [request.target_type, request.target_id],
-        "input": snapshot_json,
+        "input": request.input,
         "idempotencyKey": request.idempotency_key,
         "labels": dict(request.labels),
         "priority": request.priority,

@@ -71,7 +71,7 @@ async def embedded(
     await jobs.outbox.republish_waiting()
     async with AsyncExitStack() as stack:
         # Entered first, left last: executor and dispatcher report to the jobs service until they have ended.
-        address = f"127.0.0.1:{await _start(stack, stop, Service('jobs', jobs.run))}"
+        address = f"127.0.0.1:{await start(stack, stop, Service('jobs', jobs.run))}"
         common: dict[str, Any] = {
             "listen": ANY_PORT,
             "address": address,
@@ -80,13 +80,13 @@ async def embedded(
             "token": None,
         }
         dispatcher = dispatcher_app.build(DispatcherSettings(**common), broker)
-        await _start(stack, stop, Service("dispatcher", dispatcher.run))
+        await start(stack, stop, Service("dispatcher", dispatcher.run))
         executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), job_types, broker)
-        await _start(stack, stop, Service("executor", executor.run))
+        await start(stack, stop, Service("executor", executor.run))
         yield address
 
 
-async def _start(stack: AsyncExitStack, stop: asyncio.Event, service: Service) -> int:
+async def start(stack: AsyncExitStack, stop: asyncio.Event, service: Service) -> int:
     """Start a service and return its port; a service that breaks before it serves ends the engine."""
     await stack.enter_async_context(background(stop, service))
     broken = asyncio.ensure_future(stop.wait())

@@ -5,8 +5,10 @@ import json
 from uuid import uuid4
 
 import pytest
+from pydantic import BaseModel
 from sqlalchemy import text
 
+from aijobs.definition import Schema
 from aijobs.errors import (
     AijobsError,
     IdempotencyKeyReused,
@@ -16,11 +18,12 @@ from aijobs.errors import (
     RequestIdReused,
     UnknownJobType,
 )
+from aijobs.registry import Registry
 from aijobs.states import JobState
-from services.jobs.creation import Created
+from services.jobs.creation import Created, JobCreation
 from services.jobs.store import outbox
 from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_events, requests
-from tests.conformance.conftest import Jobs, new_job
+from tests.conformance.conftest import Jobs, definition, new_job
 
 EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
 
@@ -136,6 +139,22 @@ async def test_a_request_id_with_another_request_is_refused(jobs: Jobs) -> None:
     await jobs.create(request_id="r1")
     (result,) = await jobs.creation.create("backend", [new_job(request_id="r1", input={"text": "other"})])
     assert isinstance(result, RequestIdReused)
+
+
+async def test_a_repeat_after_an_upgrade_with_other_defaults_is_still_the_same_request(jobs: Jobs) -> None:
+    class NewInput(BaseModel):
+        text: str = ""
+        number: int = 7
+
+    newer = definition().model_copy(update={"input": Schema(version="2", model=NewInput)})
+    upgraded = JobCreation(jobs.database, Registry([newer]), jobs.wakeups)
+    first = await jobs.create(request_id="r1", idempotency_key="k")
+    (again,) = await upgraded.create("backend", [new_job(request_id="r1", idempotency_key="k")])
+    (by_key,) = await upgraded.create("backend", [new_job(request_id="r2", idempotency_key="k")])
+    assert isinstance(again, Created)
+    assert isinstance(by_key, Created)
+    assert again.job.job_id == by_key.job.job_id == first.job.job_id
+    assert not by_key.request_differs
 
 
 async def test_request_ids_belong_to_their_caller(jobs: Jobs) -> None:

@@ -4,17 +4,26 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from pydantic import JsonValue
+from pydantic import JsonValue, SecretStr
 
+from aijobs.broker.memory import MemoryBroker
+from aijobs.broker.port import Message
 from aijobs.client import Client
 from aijobs.registry import Registry
 from aijobs.v1 import job_pb2
-from services.standalone.engine import embedded
-from tests.integration.odd_jobs import DEFINITIONS, SECRET
+from services.executor import app as executor_app
+from services.executor.settings import ExecutorSettings
+from services.jobs import app as jobs_app
+from services.jobs.migrate import upgrade_with
+from services.jobs.settings import JobsSettings
+from services.standalone.engine import ANY_PORT, NO_BROKER, Service, embedded, start
+from tests.integration.odd_jobs import DEFINITIONS, SECRET, definition
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -156,3 +165,32 @@ async def test_a_hanging_job_does_not_hold_up_another_one(client: Client) -> Non
     job, _ = await ended(client, "return_deep")
     assert job.state == job_pb2.JOB_STATE_SUCCEEDED
     await client.cancel(hanging.job.job_id)
+
+
+async def test_a_message_that_names_another_type_than_its_job_fails_the_job(tmp_path: Path) -> None:
+    """The job's own type is the one that counts, also when this executor has no handler for it."""
+    known, unknown = definition("odd"), definition("odd_unknown")
+    broker = MemoryBroker()
+    database = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
+    await upgrade_with(database)
+    async with AsyncExitStack() as stack:
+        stop = asyncio.Event()
+        jobs = jobs_app.build(
+            JobsSettings(listen=ANY_PORT, database_url=SecretStr(database)), Registry([known, unknown])
+        )
+        address = f"127.0.0.1:{await start(stack, stop, Service('jobs', jobs.run))}"
+        settings = ExecutorSettings(listen=ANY_PORT, address=address, broker_url=NO_BROKER)
+        executor = executor_app.build(settings, Registry([known]), broker)
+        await start(stack, stop, Service("executor", executor.run))
+        client = await stack.enter_async_context(Client(address))
+        job_id = (await client.create("odd_unknown", user_id="user-1", input={"do": "hang"})).job.job_id
+        body = json.dumps({"jobId": job_id, "jobType": "odd"}).encode()
+        publisher = broker.publisher()
+        await publisher.publish(
+            Message(queue="ai-interactive", topic="", message_id="m", correlation_id=job_id, body=body),
+            timedelta(seconds=5),
+        )
+        async with asyncio.timeout(20):
+            async for _ in client.watch(job_id):
+                pass
+        assert (await client.get(job_id)).error.code == "INTERNAL_UNKNOWN_JOB_TYPE"

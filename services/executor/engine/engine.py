@@ -17,11 +17,11 @@ from aijobs.job_type import EarlierError
 from services.executor.engine.complete import Complete, Ended
 from services.executor.engine.execute import Execute
 from services.executor.engine.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
-from services.executor.engine.prepare import Prepare, Prepared
+from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
 from services.executor.engine.resolve import Resolve
 from services.executor.heartbeats import Heartbeats
-from services.executor.leases import Beat, RunStopped, StopReason
+from services.executor.leases import Beat, LeasedJob, RunStopped, StopReason
 from services.executor.lifecycle_client import Refused
 
 log = structlog.get_logger()
@@ -49,21 +49,21 @@ class Engine:
 
     def knows(self, job_type: str) -> bool:
         """Tell whether this executor can run jobs of a type."""
-        return self._prepare.knows(job_type)
+        return self._resolve.knows(job_type)
 
     async def run(self, job_id: str) -> None:
         """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged."""
-        prepared = await self._prepare(job_id)
-        if isinstance(prepared, Refused):
-            log.info("job not taken", job_id=job_id, reason=prepared.reason)
+        leased = await self._prepare(job_id)
+        if isinstance(leased, Refused):
+            log.info("job not taken", job_id=job_id, reason=leased.reason)
             return
-        lease = prepared.leased.lease
-        log.info("run started", job_id=job_id, job_type=prepared.leased.job_type, attempt=lease.attempt)
+        lease = leased.lease
+        log.info("run started", job_id=job_id, job_type=leased.job_type, attempt=lease.attempt)
         with self._heartbeats.beating(lease) as beat:
             call_numbers = count(1)
-            earlier_errors = list(prepared.leased.earlier_errors)
+            earlier_errors = list(leased.earlier_errors)
             for execution in count(1):
-                outcome = await self._outcome(prepared, execution, earlier_errors, call_numbers, beat)
+                outcome = await self._outcome(leased, execution, earlier_errors, call_numbers, beat)
                 verdict = await self._complete(lease, execution, outcome)
                 if isinstance(verdict, Ended):
                     return
@@ -77,31 +77,31 @@ class Engine:
 
     async def _outcome(
         self,
-        prepared: Prepared,
+        leased: LeasedJob,
         execution: int,
         earlier_errors: Sequence[EarlierError],
         call_numbers: Iterator[int],
         beat: Beat,
     ) -> Outcome:
         try:
-            return await beat.switch.guard(self._succeed(prepared, execution, earlier_errors, call_numbers, beat))
+            return await beat.switch.guard(self._succeed(leased, execution, earlier_errors, call_numbers, beat))
         except RunStopped as stopped:
             return _stopped(stopped)
         except ExecutionFailed as failure:
             return Failed(execution=execution, code=failure.code, internal=failure.internal, feedback=failure.feedback)
         except Exception as error:
-            log.exception("engine failed", job_id=prepared.leased.lease.job_id)
+            log.exception("engine failed", job_id=leased.lease.job_id)
             return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=type(error).__name__, feedback="")
 
     async def _succeed(
         self,
-        prepared: Prepared,
+        leased: LeasedJob,
         execution: int,
         earlier_errors: Sequence[EarlierError],
         call_numbers: Iterator[int],
         beat: Beat,
     ) -> Succeeded:
-        resolved = self._resolve(prepared, call_numbers)
+        resolved = self._resolve(leased, call_numbers)
         executed = await self._execute(resolved, execution, earlier_errors, beat.report_progress)
         return await self._project(executed)
 

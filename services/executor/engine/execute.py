@@ -46,7 +46,7 @@ class Execute:
             ExecutionFailed: `TIMEOUT`, `VALIDATION_OUTPUT`, `INTERNAL_HANDLER_ERROR`, or what the handler raised.
 
         """
-        leased, handler = resolved.prepared.leased, resolved.prepared.handler
+        leased, handler = resolved.leased, resolved.handler
         context = ExecutionContext(
             job_id=leased.lease.job_id,
             job_type=leased.job_type,

@@ -38,13 +38,13 @@ class Project:
 
 
 async def _projection(executed: Executed) -> Projection:
-    prepared = executed.resolved.prepared
-    if prepared.handler.project is None:
+    resolved = executed.resolved
+    if resolved.handler.project is None:
         return Projection()
     job = ProjectedJob(
-        job_id=prepared.leased.lease.job_id,
-        job_type=prepared.leased.job_type,
-        user_id=prepared.leased.user_id,
-        input=executed.resolved.input,
+        job_id=resolved.leased.lease.job_id,
+        job_type=resolved.leased.job_type,
+        user_id=resolved.leased.user_id,
+        input=resolved.input,
     )
-    return prepared.handler.project(job, executed.output)
+    return resolved.handler.project(job, executed.output)
