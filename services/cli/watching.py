@@ -32,7 +32,9 @@ async def watch(
     async with aclosing(updates):
         with _Bar(output) if output.live else nullcontext() as bar:
             async for update in updates:
-                _show(output, update, first=last is None)
+                # Where the job is says nothing new if its history follows.
+                news = last is None and (after_sequence is None or update.job.sequence <= after_sequence)
+                _show(output, update, presence=news)
                 last = update.job
                 if bar is not None:
                     bar.show(last)
@@ -43,12 +45,12 @@ async def watch(
     return Exit.OK if last.state == job_pb2.JOB_STATE_SUCCEEDED else Exit.JOB_DID_NOT_SUCCEED
 
 
-def _show(output: Output, update: job_service_pb2.WatchJobResponse, *, first: bool) -> None:
+def _show(output: Output, update: job_service_pb2.WatchJobResponse, *, presence: bool) -> None:
     if output.machine:
         output.document(update)
     elif update.HasField("transition"):
         output.text(change_line(update), style=STYLES.get(update.transition.to_state, ""))
-    elif first:
+    elif presence:
         output.text(presence_line(update.job), style=STYLES.get(update.job.state, ""))
 
 

@@ -51,7 +51,7 @@ def run() -> int:
         try:
             listen = os.environ.get("AIJOBS_LISTEN", DEFAULT_LISTEN)
             async with embedded(database, stop, listen=listen) as address:
-                console.print(HOW_TO_CALL.format(address=address, database=database))
+                console.print(HOW_TO_CALL.format(address=address, database=database), soft_wrap=True)
                 await stop.wait()
         except (BadDefinitions, CannotListenError, EngineNotStarted, ValueError) as error:
             failure.append(error)
