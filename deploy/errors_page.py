@@ -1,4 +1,4 @@
-"""Write `docs/errors.md` from the error tree and the failure taxonomy, or check that the committed page is up to date."""
+"""Write `docs/errors.md` from the error tree and the failure taxonomy, or check that the page is up to date."""
 
 import inspect
 import re

@@ -7,7 +7,7 @@ follow it without a blank line or a comment of their own.
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -53,8 +53,8 @@ FOOT = """
 ## Everything else
 
 Variables that are read outside of the three services. The embedded engine (`make dev`, `make demo`) reads those of the
-services too, except the database, the broker, addresses and tokens, which it decides itself, and the heartbeat, which is
-1 s there.
+services too, except the database, the broker, addresses and tokens, which it decides itself, and the heartbeat, which
+is 1 s there.
 
 """
 _FIELD = re.compile(r"    (\w+): ")
@@ -111,29 +111,32 @@ def bounds(field: FieldInfo) -> str:
     return ", ".join(dict.fromkeys(parts)) or "text"
 
 
-def _constraints(annotation: Any, metadata: list[Any]) -> Iterator[str]:
+def _constraints(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
+    yield from _limits(metadata)
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield ", ".join(f"`{value}`" for value in arguments)
+    elif origin is Annotated:
+        yield from _constraints(arguments[0], arguments[1:])
+    elif annotation is SecretStr:
+        yield "secret"
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield ", ".join(f"`{member.value}`" for member in annotation)
+    else:
+        for argument in arguments:
+            yield from _constraints(argument, ())
+
+
+def _limits(metadata: Sequence[Any]) -> Iterator[str]:
     low = next((_number(item.ge) for item in metadata if isinstance(item, Ge)), None)
     high = next((_number(item.le) for item in metadata if isinstance(item, Le)), None)
     if low is not None and high is not None:
         yield f"{low} to {high}"
     for item in metadata:
-        if (pattern := getattr(item, "pattern", None)) is not None:
+        if isinstance(item, FieldInfo):
+            yield from _limits(item.metadata)
+        elif (pattern := getattr(item, "pattern", None)) is not None:
             yield f"`{pattern}`"
-        elif isinstance(item, FieldInfo):
-            yield from _constraints(None, item.metadata)
-    if origin is Literal:
-        yield ", ".join(f"`{value}`" for value in arguments)
-    elif origin is Annotated:
-        yield from _constraints(arguments[0], list(arguments[1:]))
-    elif isinstance(annotation, type) and issubclass(annotation, Enum):
-        yield ", ".join(f"`{member.value}`" for member in annotation)
-    elif isinstance(annotation, type) and annotation is SecretStr:
-        yield "secret"
-    else:
-        for argument in arguments:
-            if argument is not type(None):
-                yield from _constraints(argument, [])
 
 
 def _number(value: Any) -> str:
