@@ -34,6 +34,13 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def sources() -> Iterator[Path]:
+    """Yield every source file of code and contract."""
+    for folder in ("libs", "services", "protos", "deploy", "tests"):
+        for pattern in ("*.py", "*.proto"):
+            yield from (ROOT / folder).rglob(pattern)
+
+
 def fenced(text: str) -> Iterator[str]:
     """Yield the lines inside of code blocks."""
     for number, block in enumerate(re.split(r"^```.*$", text, flags=re.MULTILINE)):
@@ -129,13 +136,7 @@ def test_every_requirement_has_one_line_and_a_status() -> None:
 
 def test_every_requirement_that_code_cites_is_listed() -> None:
     known = {name for name, _, _ in requirements()}
-    cited = {
-        (found, named(path))
-        for folder in ("libs", "services", "protos", "deploy", "tests")
-        for pattern in ("*.py", "*.proto")
-        for path in (ROOT / folder).rglob(pattern)
-        for found in REQUIREMENT.findall(path.read_text())
-    }
+    cited = {(found, named(path)) for path in sources() for found in REQUIREMENT.findall(path.read_text())}
     assert sorted((found, path) for found, path in cited if found not in known) == []
 
 
@@ -146,6 +147,17 @@ def test_the_tests_that_requirements_name_exist() -> None:
     assert files
     wanted = {file for file in files if accepted or not file.startswith("tests/acceptance/")}
     assert sorted(file for file in wanted if not (ROOT / file).is_file()) == []
+
+
+def test_the_documents_that_code_names_exist() -> None:
+    named_in_code = {
+        found
+        for path in sources()
+        for found in re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text())
+        if path != Path(__file__)
+    }
+    assert named_in_code
+    assert sorted(page for page in named_in_code if not (ROOT / page).is_file()) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
