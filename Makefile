@@ -43,6 +43,8 @@ check: verify format-check lint types contracts buf ## everything that needs no 
 .PHONY: verify
 verify: $(VENV)/.dev ## generated files are what their sources give
 	@$(BIN)/python -m deploy.protos --check
+	@$(BIN)/python -m deploy.settings_page --check
+	@$(BIN)/python -m deploy.errors_page --check
 
 .PHONY: format-check
 format-check: $(VENV)/.dev
@@ -73,6 +75,11 @@ format: $(VENV)/.dev ## format everything
 .PHONY: protos
 protos: $(VENV)/.dev ## generate the stubs
 	@$(BIN)/python -m deploy.protos
+
+.PHONY: docs
+docs: $(VENV)/.dev ## generate the pages about settings and errors
+	@$(BIN)/python -m deploy.settings_page
+	@$(BIN)/python -m deploy.errors_page
 
 .PHONY: lock
 lock: $(VENV)/.uv ## resolve the dependencies anew into the hashed locks

@@ -51,6 +51,7 @@ class ServiceSettings(BaseSettings):
     token_secret: SecretStr | None = None
     #: What the service shows to the services that it calls.
     token: SecretStr | None = None
+    #: What is logged, as JSON lines on standard error.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     #: How long running work may take to finish after SIGTERM.
     drain_time: Annotated[Seconds, Field(ge=timedelta(0), le=timedelta(hours=1))] = Field(

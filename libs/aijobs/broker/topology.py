@@ -5,7 +5,7 @@
     aijobs.events (topic)                                ai.job.completed|failed|cancelled, for other backends
 
 Arguments of a queue cannot be changed once it exists, so only what must be there from the start is declared; limits
-belong into policies (docs/deploy.md).
+belong into policies.
 """
 
 from aijobs.definition import Queue

@@ -34,17 +34,17 @@ class ModelSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="AIJOBS_", frozen=True)
 
-    #: AIJOBS_PROVIDER: `offline` needs nothing; `openai` is any server that speaks OpenAI's chat completions.
+    #: Who answers: `offline` needs nothing; `openai` is any server that speaks OpenAI's chat completions.
     provider: ProviderName = ProviderName.OFFLINE
-    #: AIJOBS_PROVIDER_BASE_URL
+    #: Where that server is, without credentials. Only used with `openai`.
     provider_base_url: AnyHttpUrl = AnyHttpUrl("https://api.openai.com/v1")
-    #: AIJOBS_PROVIDER_API_KEY: a server that wants none gets "none".
+    #: Its key; a server that wants none gets "none".
     provider_api_key: SecretStr = SecretStr("none")
-    #: AIJOBS_PROVIDER_JSON_MODE
+    #: How it is told to answer in JSON; not every server knows `json_schema`.
     provider_json_mode: JsonMode = JsonMode.OBJECT
-    #: AIJOBS_MODEL_PRIMARY: the name as the provider knows it; needed for `openai`.
+    #: The model of the tier `primary`, as the provider names it; required with `openai`.
     model_primary: ModelName | None = None
-    #: AIJOBS_MODEL_STRONG: the primary model serves this tier too if none is named.
+    #: The model of the tier `strong`; the primary model serves it too if none is named.
     model_strong: ModelName | None = None
 
     @model_validator(mode="after")
