@@ -6,6 +6,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
+from aijobs.service import CannotRun
+
 
 class BrokerUnavailable(Exception):
     """The broker cannot be reached, is blocked, or its answer was lost: whether it has the message is unknown.
@@ -22,7 +24,7 @@ class MessageRefused(Exception):
     """The broker will never take this message: the message's own fault (OB-4)."""
 
 
-class TopologyConflict(Exception):
+class TopologyConflict(CannotRun):
     """A queue or an exchange exists with other arguments. The message says which and what to do."""
 
 
