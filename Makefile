@@ -31,11 +31,11 @@ down: $(VENV)/.runtime ## stop everything that `make up` started
 ##@ Check it
 .PHONY: test
 test: $(VENV)/.dev ## the whole suite on a real MariaDB/MySQL and RabbitMQ
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: test-full
 test-full: $(VENV)/.dev ## the long tests too
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --long
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --long
 
 .PHONY: check
 check: verify format-check lint types contracts buf ## everything that needs no server

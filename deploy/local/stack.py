@@ -7,6 +7,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from aijobs.rpc.roles import Role
+
 DATABASE_URL = "AIJOBS_DATABASE_URL"
 BROKER_URL = "AIJOBS_BROKER_URL"
 ADDRESS = "AIJOBS_ADDRESS"
@@ -19,7 +21,7 @@ _OURS = (DATABASE_URL, BROKER_URL, ADDRESS, LISTEN, TOKEN, TOKEN_SECRET)
 TOKEN_LIFETIME = timedelta(days=365)
 #: Who the developer is in `.aijobs/up/env`: everything that a person or a backend may do.
 DEVELOPER = "developer"
-DEVELOPER_ROLES = ("admin", "backend", "user")
+DEVELOPER_ROLES = (Role.ADMIN, Role.BACKEND, Role.USER)
 
 
 class Need(StrEnum):
@@ -47,13 +49,13 @@ class Service:
     arguments: Sequence[str]
     port: int
     needs: frozenset[Need]
-    roles: Sequence[str] = ()
+    roles: Sequence[Role] = ()
 
 
 class MintToken(Protocol):
     """`aijobs.rpc.auth.mint_token`."""
 
-    def __call__(self, secret: str, /, *, subject: str, roles: Sequence[str], lifetime: timedelta) -> str:
+    def __call__(self, secret: str, /, *, subject: str, roles: Sequence[Role], lifetime: timedelta) -> str:
         """Return a token."""
 
 
@@ -80,14 +82,14 @@ AIJOBS = Stack(
             arguments=("-m", "services.dispatcher"),
             port=50052,
             needs=frozenset({Need.BROKER, Need.JOBS}),
-            roles=("dispatcher",),
+            roles=(Role.DISPATCHER,),
         ),
         Service(
             name="executor",
             arguments=("-m", "services.executor"),
             port=50053,
             needs=frozenset({Need.BROKER, Need.JOBS}),
-            roles=("executor",),
+            roles=(Role.EXECUTOR,),
         ),
     ),
 )

@@ -3,6 +3,7 @@
     SIGTERM or SIGINT, first   ─▶ `stop` is set; `main` ends its work and returns             exit status 0
     SIGTERM or SIGINT, second  ─▶ the process ends at once                                    128 + signal
     a background loop breaks   ─▶ a log line names it, `stop` is set, `main` ends its work    1
+    either raises `CannotRun`  ─▶ a log line says why and what to do                          1
     `main` raises              ─▶ a log line with the traceback                               1
 
 A service that lost a loop is worth nothing but looks alive; whoever started the process starts it again.
@@ -33,6 +34,13 @@ class Loop(Protocol):
         ...
 
 
+class CannotRun(Exception):
+    """What the service was given to stand on is not usable: an address, a schema, a queue.
+
+    No bug, so nobody reads a traceback of it; the message says what is wrong and what to do.
+    """
+
+
 class BrokenLoopError(Exception):
     """A background loop ended by itself. The log says why."""
 
@@ -51,17 +59,21 @@ async def background(stop: asyncio.Event, *loops: Loop) -> AsyncIterator[None]:
 
     Raises:
         BrokenLoopError: after the block, if a loop broke.
+        CannotRun: after the block, if a loop raised it.
 
     """
-    broken: list[str] = []
+    broken: list[CannotRun | BrokenLoopError] = []
 
     async def watch(loop: Loop) -> None:
+        reason: CannotRun | BrokenLoopError = BrokenLoopError(loop.name)
         try:
             await loop.run()
             _log.error("a background loop returned", loop=loop.name)
+        except CannotRun as error:
+            reason = error
         except Exception:  # noqa: BLE001 - whatever it is, the process must end and say so
             _log.exception("a background loop broke", loop=loop.name)
-        broken.append(loop.name)
+        broken.append(reason)
         stop.set()
 
     tasks = [asyncio.create_task(watch(loop), name=loop.name) for loop in loops]
@@ -72,7 +84,7 @@ async def background(stop: asyncio.Event, *loops: Loop) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if broken:
-        raise BrokenLoopError(broken[0])
+        raise broken[0]
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -104,6 +116,9 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         await main(stop)
     except BrokenLoopError as error:
         _log.error("the service ends", broken_loop=error.name)
+        return 1
+    except CannotRun as error:
+        _log.error("the service cannot run", why=str(error))
         return 1
     except Exception:  # noqa: BLE001 - the last frame of the process: it is logged and the status says so
         _log.exception("the service failed")

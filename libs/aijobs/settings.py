@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from aijobs.rpc.address import Address
 from aijobs.rpc.auth import TokenVerifier, require_loopback
+from aijobs.service import CannotRun
 
 PREFIX = "AIJOBS_"
 #: Exit status of a process that was started wrongly.
@@ -86,23 +87,44 @@ class ServiceSettings(BaseSettings):
         return None if self.token is None else self.token.get_secret_value()
 
 
-def load(settings: type[SettingsT]) -> SettingsT:
+class BadSettings(CannotRun):
+    """Settings cannot be used. The message has one line for each problem and names the variable."""
+
+
+def read(settings: type[SettingsT], **given: Any) -> SettingsT:
     """Read settings from the environment.
+
+    Args:
+        settings: what to read.
+        given: values that the environment does not decide.
+
+    Raises:
+        BadSettings: some cannot be used.
+
+    """
+    try:
+        return settings(**given)
+    except ValidationError as error:
+        lines = [_problem(settings, dict(problem)) for problem in error.errors(include_url=False)]
+    except SettingsError as error:
+        field = re.search(r'field "(\w+)"', str(error))
+        lines = [f"{_variable(settings, field[1] if field else '')}: Input should be JSON"]
+    # Not from the error above: it repeats the values, which may be secret.
+    raise BadSettings("\n".join(lines))
+
+
+def load(settings: type[SettingsT]) -> SettingsT:
+    """Read the settings of a process from the environment.
 
     Raises:
         SystemExit: with status 2, after one line on stderr for each problem.
 
     """
     try:
-        return settings()
-    except ValidationError as error:
-        lines = [_problem(settings, dict(problem)) for problem in error.errors(include_url=False)]
-    except SettingsError as error:
-        field = re.search(r'field "(\w+)"', str(error))
-        lines = [f"{_variable(settings, field[1] if field else '')}: Input should be JSON"]
-    for line in lines:
-        print(line, file=sys.stderr)  # noqa: T201 - logging is configured by the settings that are missing
-    raise SystemExit(BAD_USAGE)
+        return read(settings)
+    except BadSettings as error:
+        print(error, file=sys.stderr)  # noqa: T201 - logging is configured by the settings that are missing
+        raise SystemExit(BAD_USAGE) from None
 
 
 def _problem(settings: type[BaseModel], problem: dict[str, Any]) -> str:

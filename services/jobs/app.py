@@ -76,17 +76,23 @@ class JobsApp:
 
     async def _database_is_ready(self, stop: asyncio.Event) -> None:
         """Wait for a database that is still starting; refuse one with another schema."""
+        waiting = False
         while not stop.is_set():
             try:
                 await require_current(self.database)
             except Unavailable:
-                log.warning("waiting for the database; check AIJOBS_DATABASE_URL if this goes on")
+                if not waiting:
+                    log.warning("waiting for the database; check AIJOBS_DATABASE_URL if this goes on")
+                waiting = True
                 try:
                     async with asyncio.timeout(DATABASE_RETRY_SECONDS):
                         await stop.wait()
                 except TimeoutError:
                     continue
-            return
+            else:
+                if waiting:
+                    log.info("the database answers")
+                return
 
 
 def build(settings: JobsSettings, registry: Registry) -> JobsApp:

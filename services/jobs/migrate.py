@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import Unavailable
+from aijobs.service import CannotRun
 from services.jobs.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "store" / "migrations"
@@ -21,7 +22,7 @@ LOCK_NAME = "aijobs_migrate"
 LOCK_WAIT_SECONDS = 60
 
 
-class SchemaOutdated(Exception):
+class SchemaOutdated(CannotRun):
     """The database's schema is not this version's."""
 
 

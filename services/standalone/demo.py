@@ -19,6 +19,8 @@ from rich.table import Table
 from aijobs import logs
 from aijobs.client import Client
 from aijobs.errors import AijobsError
+from aijobs.registry import BadDefinitions
+from aijobs.service import CannotRun
 from aijobs.settings import load
 from aijobs.v1 import job_pb2
 from services.executor.gateway.settings import ModelSettings, ProviderName
@@ -57,6 +59,10 @@ def run() -> int:
     except AijobsError as error:
         console.print(f"[red]the demo failed:[/] {error.message}. {error.advice}")
         return 1
+    except (BadDefinitions, CannotRun) as error:
+        console.print("[red]the demo cannot start:[/]")
+        console.print(str(error), markup=False, soft_wrap=True)
+        return 2
 
 
 async def _run(console: Console, provider: ProviderName) -> int:

@@ -2,14 +2,14 @@
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from aijobs import logs
 from aijobs.registry import BadDefinitions
-from aijobs.rpc.server import CannotListenError
-from aijobs.service import run_service
+from aijobs.service import CannotRun, run_service
 from services.standalone.engine import EngineNotStarted, embedded
 
 DATA = Path(".aijobs")
@@ -53,11 +53,11 @@ def run() -> int:
             async with embedded(database, stop, listen=listen) as address:
                 console.print(HOW_TO_CALL.format(address=address, database=database), soft_wrap=True)
                 await stop.wait()
-        except (BadDefinitions, CannotListenError, EngineNotStarted, ValueError) as error:
+        except (BadDefinitions, CannotRun, EngineNotStarted, ValueError) as error:
             failure.append(error)
 
     status = run_service(main)
     if failure:
-        Console(stderr=True, highlight=False).print(f"aijobs dev cannot start: {failure[0]}")
+        print(f"aijobs dev cannot start: {failure[0]}", file=sys.stderr)  # noqa: T201 - this is a command
         return BAD_START
     return status

@@ -13,7 +13,8 @@ from pydantic import SecretStr
 
 from aijobs.broker.memory import MemoryBroker
 from aijobs.registry import Registry
-from aijobs.service import background
+from aijobs.service import CannotRun, background
+from aijobs.settings import read
 from services.dispatcher import app as dispatcher_app
 from services.dispatcher.settings import DispatcherSettings
 from services.executor import app as executor_app
@@ -37,8 +38,18 @@ class Service:
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Run the service until cancelled."""
-        await self._run(asyncio.Event(), self.port.set_result)
+        """Run the service until cancelled.
+
+        Raises:
+            CannotRun: from the service; before it serves, `port` raises it too.
+
+        """
+        try:
+            await self._run(asyncio.Event(), self.port.set_result)
+        except CannotRun as error:
+            if not self.port.done():
+                self.port.set_exception(error)
+            raise
 
 
 @asynccontextmanager
@@ -58,6 +69,7 @@ async def embedded(
 
     Raises:
         BadDefinitions: an installed job type is unusable.
+        BadSettings: so is a setting in the environment.
         CannotListenError: the address is taken.
         BrokenLoopError: after the block, if a service ended by itself.
 
@@ -66,12 +78,12 @@ async def embedded(
     await upgrade_with(url)
     job_types = Registry.installed(load_code=True) if registry is None else registry
     broker = MemoryBroker()
-    jobs = jobs_app.build(JobsSettings(listen=listen, database_url=SecretStr(url), token_secret=None), job_types)
-    # The broker is new: nothing that was published by an earlier process is on its way.
-    await jobs.outbox.republish_waiting()
+    jobs = jobs_app.build(read(JobsSettings, listen=listen, database_url=SecretStr(url), token_secret=None), job_types)
     async with AsyncExitStack() as stack:
         # Entered first, left last: executor and dispatcher report to the jobs service until they have ended.
         address = f"127.0.0.1:{await start(stack, stop, Service('jobs', jobs.run))}"
+        # The broker is new: nothing that was published by an earlier process is on its way.
+        await jobs.outbox.republish_waiting()
         common: dict[str, Any] = {
             "listen": ANY_PORT,
             "address": address,
@@ -79,15 +91,21 @@ async def embedded(
             "token_secret": None,
             "token": None,
         }
-        dispatcher = dispatcher_app.build(DispatcherSettings(**common), broker)
+        dispatcher = dispatcher_app.build(read(DispatcherSettings, **common), broker)
         await start(stack, stop, Service("dispatcher", dispatcher.run))
-        executor = executor_app.build(ExecutorSettings(**common, AIJOBS_HEARTBEAT_SECONDS=1), job_types, broker)
+        executor = executor_app.build(read(ExecutorSettings, **common, AIJOBS_HEARTBEAT_SECONDS=1), job_types, broker)
         await start(stack, stop, Service("executor", executor.run))
         yield address
 
 
 async def start(stack: AsyncExitStack, stop: asyncio.Event, service: Service) -> int:
-    """Start a service and return its port; a service that breaks before it serves ends the engine."""
+    """Start a service and return its port; a service that breaks before it serves ends the engine.
+
+    Raises:
+        CannotRun: why it does not serve.
+        EngineNotStarted: it ended in another way, or the engine was told to stop.
+
+    """
     await stack.enter_async_context(background(stop, service))
     broken = asyncio.ensure_future(stop.wait())
     either: set[asyncio.Future[Any]] = {service.port, broken}

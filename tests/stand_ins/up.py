@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from aijobs.rpc.roles import Role
 from deploy.local.machine import LocalMachine
 from deploy.local.stack import Need, Service, Stack
 from deploy.local.status import down, status
@@ -17,7 +18,7 @@ from deploy.local.up import LocalUp
 SERVICE = str(Path(__file__).with_name("service.py"))
 
 
-def mint(secret: str, /, *, subject: str, roles: Sequence[str], lifetime: timedelta) -> str:
+def mint(secret: str, /, *, subject: str, roles: Sequence[Role], lifetime: timedelta) -> str:
     return f"token-of-{subject}-as-{'+'.join(roles)}"
 
 
@@ -27,8 +28,8 @@ def stack(migration: str) -> Stack:
         migrate=("-c", migration),
         services=(
             Service(name="jobs", arguments=(SERVICE, "serve"), port=50051, needs=frozenset({Need.DATABASE})),
-            Service(name="dispatcher", arguments=(SERVICE, "serve"), port=50052, needs=both, roles=("dispatcher",)),
-            Service(name="executor", arguments=(SERVICE, "serve"), port=50053, needs=both, roles=("executor",)),
+            Service(name="dispatcher", arguments=(SERVICE, "serve"), port=50052, needs=both, roles=(Role.DISPATCHER,)),
+            Service(name="executor", arguments=(SERVICE, "serve"), port=50053, needs=both, roles=(Role.EXECUTOR,)),
         ),
     )
 

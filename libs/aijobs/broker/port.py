@@ -6,6 +6,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
+from aijobs.service import CannotRun
+
 #: A message holds a few ids. Larger bodies are refused by every implementation.
 LARGEST_BODY = 128 * 1024
 
@@ -25,7 +27,7 @@ class MessageRefused(Exception):
     """The broker will never take this message: the message's own fault (OB-4)."""
 
 
-class TopologyConflict(Exception):
+class TopologyConflict(CannotRun):
     """A queue or an exchange exists with other arguments. The message says which and what to do."""
 
 

@@ -14,6 +14,7 @@ from aijobs.rpc.address import Address
 from aijobs.rpc.auth import TokenVerifier, require_loopback
 from aijobs.rpc.calls import AroundCalls
 from aijobs.rpc.interceptors import Draining, stages
+from aijobs.service import CannotRun
 
 _OPTIONS = [
     # Otherwise a second server on the same port starts silently and takes half of the connections (D19).
@@ -37,7 +38,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _log = structlog.stdlib.get_logger("aijobs.rpc")
 
 
-class CannotListenError(OSError):
+class CannotListenError(CannotRun):
     """The address to listen on is taken, or is not one of this machine."""
 
 
@@ -85,6 +86,9 @@ class RpcServer:
             CannotListenError: the address is taken or not ours.
 
         """
+        # gRPC would say so too, but with a line of its own between ours.
+        if (problem := _problem(self._listen)) is not None:
+            raise CannotListenError(problem)
         server = grpc.aio.server(interceptors=[self._interceptor], options=_OPTIONS)
         for add_to_server, servicer in self._services.values():
             add_to_server(servicer, server)
@@ -94,7 +98,7 @@ class RpcServer:
         try:
             port = server.add_insecure_port(str(self._listen))
         except RuntimeError as error:
-            raise CannotListenError(_why(self._listen)) from error
+            raise CannotListenError(f"cannot listen on {self._listen}: taken a moment ago") from error
         await self._health.set("liveness", _SERVING)
         await self.set_ready(False)
         await server.start()
@@ -117,12 +121,14 @@ class RpcServer:
         await server.stop(grace.total_seconds())
 
 
-def _why(address: Address) -> str:
-    """Ask the system for the reason, which gRPC does not tell."""
+def _problem(address: Address) -> str | None:
+    """Ask the system what is wrong with listening on an address, which gRPC does not tell; None: nothing."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As gRPC does: connections of an earlier process that are not quite over are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address.host, address.port))
     except OSError as error:
         return f"cannot listen on {address}: {error.strerror or error}"
-    return f"cannot listen on {address}: the address was taken a moment ago"
+    return None
