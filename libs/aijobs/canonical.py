@@ -17,6 +17,8 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 
 #: RFC 8785 carries numbers as IEEE 754 doubles: integers beyond this lose digits (ruling 35).
 LARGEST_INTEGER = 2**53 - 1
+#: Floats below this have no exponent in RFC 8785.
+WRITTEN_AS_INTEGER = 1e21
 #: Deeper nesting is refused instead of exhausting the stack of some later reader.
 DEEPEST_NESTING = 100
 
@@ -104,6 +106,9 @@ def _check_number(number: float, path: str) -> None:
             raise NotStrictJson(f"{path}: integer beyond ±(2^53 - 1); send it as a string")
     elif not math.isfinite(number):
         raise NotStrictJson(f"{path}: not a finite number")
+    elif number.is_integer() and LARGEST_INTEGER < abs(number) < WRITTEN_AS_INTEGER:
+        # RFC 8785 writes it with all its digits and no point: whoever reads it back reads an integer.
+        raise NotStrictJson(f"{path}: integer beyond ±(2^53 - 1); send it as a string")
 
 
 def _check_text(text: str, path: str) -> None:

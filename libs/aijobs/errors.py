@@ -62,6 +62,11 @@ class AijobsError(Exception):
         self.violations = tuple(violations)
         self.retry_after = retry_after
 
+    @property
+    def transient(self) -> bool:
+        """True if the same call may well succeed a little later."""
+        return self.status in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED)
+
     @classmethod
     def rebuilt(
         cls, message: str, *, violations: Sequence[FieldViolation] = (), retry_after: timedelta | None = None
@@ -80,14 +85,14 @@ class InvalidInput(AijobsError):
     advice = "Correct the named fields and send the request again."
 
     @classmethod
-    def field(cls, field: str, description: str) -> "InvalidInput":
+    def field(cls, field: str, description: str) -> Self:
         """Build the error for one field."""
         return cls.fields([FieldViolation(field, description)])
 
     @classmethod
-    def fields(cls, violations: Sequence[FieldViolation]) -> "InvalidInput":
+    def fields(cls, violations: Sequence[FieldViolation]) -> Self:
         """Build the error for several fields."""
-        return cls("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
+        return cls.rebuilt("; ".join(f"{v.field}: {v.description}" for v in violations), violations=violations)
 
 
 class UnknownJobType(InvalidInput):

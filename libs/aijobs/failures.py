@@ -7,13 +7,16 @@ service decides by the same table whether the run may try again, so executor and
     PROVIDER_*                yes, with backoff   the model could not be reached, try later
     VALIDATION_*              yes, with feedback  the model's answer did not fit
     TIMEOUT                   by abort strategy   it took too long
-    INTERNAL_*                once                something broke on our side
-    everything else           no                  its own sentence
+    INTERNAL_*, unknown ones  once                something broke on our side
+    all others                no                  their own sentences
 """
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+
+CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 
 class Again(StrEnum):
@@ -64,6 +67,9 @@ def treatment(code: str) -> Treatment:
 class ExecutionFailed(Exception):
     """Raised by a handler, or by what it calls, to fail one execution of a job.
 
+    Raises:
+        ValueError: the code is not one of at most 64 capitals, digits and underscores.
+
     Attributes:
         code: code of the taxonomy, for example `PROVIDER_TIMEOUT`.
         internal: for operators; may name hosts and models, never keys, prompts or answers.
@@ -73,6 +79,8 @@ class ExecutionFailed(Exception):
     """
 
     def __init__(self, code: str, internal: str, *, feedback: str = "", retry_after: timedelta | None = None) -> None:
+        if not CODE.fullmatch(code):
+            raise ValueError(f"not a failure code: {code[:80]!r}")
         super().__init__(f"{code}: {internal}")
         self.code = code
         self.internal = internal

@@ -137,3 +137,13 @@ def _message(error: BaseException) -> str:
 def _name_only(value: object) -> str:
     """Stand for a value that is no JSON: its text could hold anything, so only numbers and the like show theirs."""
     return value if isinstance(value, str) else f"<{type(value).__qualname__}>"
+
+
+def place_of(error: BaseException) -> str:
+    """Name an exception and the last places that it passed, without its message: that may repeat what a user wrote."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return " < ".join([type(error).__name__, *reversed(places[-3:])])

@@ -4,9 +4,11 @@ A team adds a job type by installing a package with an entry point in the group 
 `JobDefinition`; this repository's own job types are found in exactly the same way.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pkgutil import resolve_name
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,7 +30,7 @@ class DuplicateJobType(BadDefinitions):
     """Two definitions have the same job type."""
 
 
-class Registry(Mapping[str, JobDefinition]):
+class Registry:
     """The definitions by job type. Immutable once built.
 
     Raises:
@@ -62,6 +64,10 @@ class Registry(Mapping[str, JobDefinition]):
     def __len__(self) -> int:
         """Count the definitions."""
         return len(self._definitions)
+
+    def values(self) -> list[JobDefinition]:
+        """Return the definitions, sorted by job type."""
+        return [self._definitions[job_type] for job_type in self]
 
     def __contains__(self, job_type: object) -> bool:
         """Tell whether a job type is defined."""
@@ -109,8 +115,15 @@ def _unloadable(definition: JobDefinition) -> list[str]:
         if reference is None:
             continue
         try:
-            if not callable(resolve_name(reference)):
+            code = resolve_name(reference)
+            if not callable(code):
                 violations.append(f"{definition.job_type}: {field} {reference} cannot be called")
+            elif field == "executor" and not _is_async(code):
+                violations.append(f"{definition.job_type}: executor {reference} is not an async function")
         except Exception as error:  # noqa: BLE001 - as above
             violations.append(f"{definition.job_type}: {field} {reference} cannot be loaded: {error}")
     return violations
+
+
+def _is_async(code: Any) -> bool:
+    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)

@@ -94,7 +94,7 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     heartbeats = Heartbeats(client, settings.heartbeat_interval)
     engine = Engine(
         prepare=Prepare(client),
-        resolve=Resolve({name: _load(definition) for name, definition in registry.items()}, open_gateway),
+        resolve=Resolve({definition.job_type: _load(definition) for definition in registry.values()}, open_gateway),
         execute=Execute(handlers),
         project=Project(handlers),
         complete=Complete(client),

@@ -121,7 +121,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     server.add(
         "aijobs.v1.LifecycleService",
         lifecycle_service_pb2_grpc.add_LifecycleServiceServicer_to_server,
-        LifecycleServicer(JobExecution(database, registry, wakeups, settings.lease_time), UsageLedger(database)),
+        LifecycleServicer(JobExecution(database, wakeups, settings.lease_time), UsageLedger(database)),
     )
     server.add(
         "aijobs.v1.OutboxService", outbox_service_pb2_grpc.add_OutboxServiceServicer_to_server, OutboxServicer(outbox)

@@ -9,16 +9,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, InternalError
 from services.jobs.store.changes import StaleChange
-from services.jobs.store.database import Database, Transaction
+from services.jobs.store.database import Database, Transaction, describe
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 log = structlog.get_logger()
 
+#: What one item can do to a transaction: break a constraint, not fit a column, change under it. `Database` has already
+#: repeated what was only the moment's fault.
+FAULTS = (DBAPIError, StaleChange)
 #: Tries of a single item whose row changed between read and write.
 TRIES = 3
 
@@ -38,8 +41,8 @@ async def write_each(
         return []
     try:
         return list(await database.write(lambda tx: work(tx, items)))
-    except (IntegrityError, StaleChange) as error:
-        log.warning("batch replayed one by one", items=len(items), error=type(error).__name__)
+    except FAULTS as error:
+        log.warning("batch replayed one by one", items=len(items), error=describe(error))
     return [await _write_one(database, item, work) for item in items]
 
 
@@ -51,8 +54,8 @@ async def _write_one(
     for attempt in range(1, TRIES + 1):
         try:
             (result,) = await database.write(lambda tx: work(tx, [item]))
-        except (IntegrityError, StaleChange) as error:
-            log.warning("item failed", attempt=attempt, error=type(error).__name__)
+        except FAULTS as error:
+            log.error("item failed", attempt=attempt, error=describe(error))
         else:
             return result
     return InternalError("the change conflicts with what is stored")

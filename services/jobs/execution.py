@@ -7,18 +7,27 @@ A report may arrive twice, because the first answer was lost. Its history entry 
 of the execution), so the second arrival is recognised there and answered as the first one was (ruling 33).
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from aijobs import canonical
-from aijobs.errors import AijobsError, FieldViolation, InvalidInput, JobNotFound, LeaseConflict, LeaseLost
+from aijobs.errors import (
+    AijobsError,
+    FieldViolation,
+    InternalError,
+    InvalidInput,
+    JobNotFound,
+    LeaseConflict,
+    LeaseLost,
+    NotAttempted,
+)
 from aijobs.failures import Again, treatment
-from aijobs.registry import Registry
+from aijobs.identifiers import is_identifier, rule
 from aijobs.states import JobState
 from services.jobs import events, lifecycle
 from services.jobs.batches import write_each
-from services.jobs.creation import IDENTIFIER
 from services.jobs.lifecycle import Lease
 from services.jobs.store import changes, contents, history, outbox
 from services.jobs.store import jobs as job_store
@@ -31,6 +40,13 @@ from services.jobs.wakeups import Wakeups
 
 #: Output and projection of one job together.
 LARGEST_RESULT = 2 * 1024 * 1024
+MOST_ARTIFACTS = 200
+LONGEST_ARTIFACT_TYPE = 64
+HIGHEST_ORDINAL = 2**31 - 1
+#: Results above this are checked in a thread, so that nobody's heartbeat waits for them.
+LARGE_RESULT = 16 * 1024
+#: Snapshots in one answer to a lock; gRPC takes 4 MiB.
+LARGEST_LOCK_ANSWER = 3 * 1024 * 1024
 MOST_EARLIER_ERRORS = 5
 LONGEST_BACKOFF = timedelta(minutes=10)
 LONGEST_INTERNAL = 4000
@@ -113,16 +129,16 @@ class Accepted:
 class JobExecution:
     """Hands out leases and takes in what their holders report."""
 
-    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups, lease_time: timedelta) -> None:
+    def __init__(self, database: Database, wakeups: Wakeups, lease_time: timedelta) -> None:
         self._database = database
-        self._registry = registry
         self._wakeups = wakeups
         self._lease_time = lease_time
 
     async def lock(self, executor_id: str, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
         """Take leases. Of N executors that want a job exactly one gets it.
 
-        Errors per item: JobNotFound, IllegalTransition (it has ended), LeaseConflict.
+        Errors per item: JobNotFound, IllegalTransition (it has ended), LeaseConflict, NotAttempted (too much for one
+        answer: ask again).
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -154,48 +170,58 @@ class JobExecution:
             Unavailable: the database cannot be reached.
 
         """
-        return await write_each(self._database, batch, self._submit)
+        checked = [await _checked(item) for item in batch]
+        good = [item for item in checked if isinstance(item, Outcome)]
+        stored = iter(await write_each(self._database, good, self._submit))
+        return [next(stored) if isinstance(item, Outcome) else item for item in checked]
 
     async def _lock(
         self, tx: Transaction, executor_id: str, batch: Sequence[LockRequest]
     ) -> list[Locked | AijobsError]:
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
+        snapshots = await contents.snapshots(tx, rows)
+        room = LARGEST_LOCK_ANSWER
         refusals: dict[int, AijobsError] = {}
         granted: dict[str, Change] = {}
         for index, item in enumerate(batch):
             job = rows.get(item.job_id)
-            if job is None:
-                refusals[index] = JobNotFound(item.job_id)
-            elif item.job_id in granted or self._already_locked(job, item):
-                continue
-            else:
-                try:
-                    granted[item.job_id] = lifecycle.lock(job, item.lease_token, executor_id, self._lease_time)
-                except AijobsError as error:
-                    refusals[index] = error
-        await self._apply(tx, list(granted.values()))
-        wanted = [item.job_id for index, item in enumerate(batch) if index not in refusals]
-        rows = await job_store.get(tx, wanted)
-        snapshots = await contents.snapshots(tx, wanted)
-        errors = await history.failed_executions(tx, [job_id for job_id in wanted if rows[job_id].retry_count])
-        results: list[Locked | AijobsError] = []
-        for index, item in enumerate(batch):
-            job = rows.get(item.job_id)
-            if index in refusals:
-                results.append(refusals[index])
-            elif job is None or not self._already_locked(job, item):
-                # The same job twice in one batch under two tokens: the first one has it.
-                results.append(LeaseConflict(f"job {item.job_id} is leased"))
-            else:
-                results.append(
-                    Locked(
-                        job=job,
-                        remaining=(job.lock_until or job.read_at) - job.read_at,
-                        snapshot=snapshots[job.job_id],
-                        earlier_errors=errors.get(job.job_id, [])[-MOST_EARLIER_ERRORS:],
-                    )
+            snapshot = snapshots.get(item.job_id)
+            try:
+                if job is None:
+                    raise JobNotFound(item.job_id)
+                if item.job_id in granted:
+                    # The same job twice: the first one has it, and the second one only if it is the same request.
+                    if granted[item.job_id].lease_token != item.lease_token:
+                        raise LeaseConflict(f"job {item.job_id} is leased")
+                    continue
+                change = (
+                    None
+                    if self._already_locked(job, item)
+                    else lifecycle.lock(job, item.lease_token, executor_id, self._lease_time)
                 )
-        return results
+                if snapshot is None:
+                    raise InternalError(f"job {item.job_id} has no snapshot")
+                room -= len(snapshot.content_json.encode())
+                if room < 0 and index > 0:
+                    raise NotAttempted("the answer is full")
+                if change is not None:
+                    granted[item.job_id] = change
+            except AijobsError as error:
+                refusals[index] = error
+        await self._apply(tx, list(granted.values()))
+        rows = await job_store.get(tx, [item.job_id for index, item in enumerate(batch) if index not in refusals])
+        errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
+        return [
+            refusals[index]
+            if index in refusals
+            else Locked(
+                job=rows[item.job_id],
+                remaining=(rows[item.job_id].lock_until or rows[item.job_id].read_at) - rows[item.job_id].read_at,
+                snapshot=snapshots[item.job_id],
+                earlier_errors=errors.get(item.job_id, [])[-MOST_EARLIER_ERRORS:],
+            )
+            for index, item in enumerate(batch)
+        ]
 
     @staticmethod
     def _already_locked(job: JobRow, item: LockRequest) -> bool:
@@ -232,6 +258,7 @@ class JobExecution:
         past = await history.of_leases(tx, [(item.lease.job_id, item.lease.attempt) for item in batch])
         results: list[Accepted | AijobsError | None] = []
         planned: dict[str, Change] = {}
+        reports: dict[str, Outcome] = {}
         artifacts: list[ArtifactRow] = []
         for item in batch:
             job = rows.get(item.lease.job_id)
@@ -240,7 +267,8 @@ class JobExecution:
             elif (earlier := _reported_before(item, past)) is not None:
                 results.append(self._repeat(job, item, earlier))
             elif job.job_id in planned:
-                results.append(LeaseLost(f"job {job.job_id}: reported twice in one batch"))
+                again = item == reports[job.job_id]
+                results.append(None if again else LeaseLost(f"job {job.job_id}: two reports in one batch"))
             else:
                 try:
                     planned[job.job_id] = await self._change(tx, job, item)
@@ -248,6 +276,7 @@ class JobExecution:
                     results.append(error)
                 else:
                     results.append(None)
+                    reports[job.job_id] = item
                     if isinstance(item.report, Succeeded):
                         artifacts += item.report.artifacts
         await self._apply(tx, list(planned.values()))
@@ -257,14 +286,13 @@ class JobExecution:
         return [
             result
             if result is not None
-            else Accepted(job=rows[item.lease.job_id], backoff=self._backoff(rows[item.lease.job_id], item))
+            else Accepted(job=rows[item.lease.job_id], backoff=_backoff(rows[item.lease.job_id], item))
             for item, result in zip(batch, results, strict=True)
         ]
 
     async def _change(self, tx: Transaction, job: JobRow, item: Outcome) -> Change:
         match item.report:
             case Succeeded() as report:
-                _check_result(job, report)
                 return lifecycle.succeed(
                     job,
                     item.lease,
@@ -304,23 +332,19 @@ class JobExecution:
             case Again.NEVER:
                 return False
             case Again.BY_ABORT_STRATEGY:
-                return self._registry[job.job_type].execution.abort_strategy == "retry"
+                return job.abort_strategy == "retry"
             case Again.ONCE:
                 earlier = await history.failed_executions(tx, [job.job_id])
                 return not any(treatment(entry.reason).again == Again.ONCE for entry in earlier.get(job.job_id, ()))
 
-    def _repeat(self, job: JobRow, item: Outcome, earlier: HistoryRow) -> Accepted | AijobsError:
+    @staticmethod
+    def _repeat(job: JobRow, item: Outcome, earlier: HistoryRow) -> Accepted | AijobsError:
         if isinstance(item.report, Succeeded) and job.output_hash != item.report.output_hash:
             return LeaseLost(f"job {job.job_id}: already reported with another output")
-        again = earlier.kind == Kind.EXECUTION_FAILED
-        return Accepted(job=job, backoff=self._backoff(job, item) if again else None)
-
-    def _backoff(self, job: JobRow, item: Outcome) -> timedelta | None:
-        """Return the wait before the next execution, doubling with each failed one; None if there is none."""
-        if not isinstance(item.report, Failed) or job.lifecycle_status != JobState.RUNNING:
-            return None
-        doubled: timedelta = self._registry[job.job_type].backoff * (1 << job.retry_count - 1)
-        return min(doubled, LONGEST_BACKOFF)
+        if earlier.kind == Kind.EXECUTION_FAILED and not lifecycle.holds(job, item.lease):
+            # Counted then, but the run is no longer the caller's to go on with (LC-5).
+            return LeaseLost(f"job {job.job_id}: attempt {item.lease.attempt} no longer holds the lease")
+        return Accepted(job=job, backoff=_backoff(job, item))
 
     async def _apply(self, tx: Transaction, planned: Sequence[Change]) -> None:
         await changes.apply(tx, planned)
@@ -356,7 +380,29 @@ def _reported_before(item: Outcome, past: Sequence[HistoryRow]) -> HistoryRow | 
     return None
 
 
-def _check_result(job: JobRow, report: Succeeded) -> None:
+def _backoff(job: JobRow, item: Outcome) -> timedelta | None:
+    """Return the wait before the run's next execution, doubling with each failed one; None if none follows."""
+    if not isinstance(item.report, Failed) or job.lifecycle_status != JobState.RUNNING:
+        return None
+    return min(timedelta(milliseconds=job.backoff_ms) * (1 << job.retry_count - 1), LONGEST_BACKOFF)
+
+
+async def _checked(item: Outcome) -> Outcome | AijobsError:
+    """Check a result before the transaction, and a large one beside the event loop."""
+    if not isinstance(item.report, Succeeded):
+        return item
+    size = len(item.report.output_json) + sum(len(artifact.content_json or "") for artifact in item.report.artifacts)
+    try:
+        if size <= LARGE_RESULT:
+            _check_result(item.lease.job_id, item.report)
+        else:
+            await asyncio.to_thread(_check_result, item.lease.job_id, item.report)
+    except AijobsError as error:
+        return error
+    return item
+
+
+def _check_result(job_id: str, report: Succeeded) -> None:
     """Refuse a result that could not be given back as it was hashed, or that would break a constraint."""
     size = len(report.output_json.encode()) + sum(len((a.content_json or "").encode()) for a in report.artifacts)
     if size > LARGEST_RESULT:
@@ -369,20 +415,26 @@ def _check_result(job: JobRow, report: Succeeded) -> None:
         problems.append(FieldViolation("succeeded.output_json", str(error)))
     if canonical.digest(report.output_json) != report.output_hash:
         problems.append(FieldViolation("succeeded.output_hash", "not the SHA-256 of output_json"))
-    problems += _artifact_violations(job.job_id, report.artifacts)
+    problems += _artifact_violations(job_id, report.artifacts)
     if problems:
         raise InvalidInput.fields(problems)
 
 
 def _artifact_violations(job_id: str, artifacts: Sequence[ArtifactRow]) -> list[FieldViolation]:
+    if len(artifacts) > MOST_ARTIFACTS:
+        return [FieldViolation("succeeded.projection.artifacts", f"{len(artifacts)}; at most {MOST_ARTIFACTS}")]
     problems: list[FieldViolation] = []
     seen: set[tuple[str, object]] = set()
     for index, artifact in enumerate(artifacts):
         field = f"succeeded.projection.artifacts[{index}]"
         if artifact.job_id != job_id:
             problems.append(FieldViolation(field, "belongs to another job"))
-        if not (IDENTIFIER.fullmatch(artifact.artifact_type) and IDENTIFIER.fullmatch(artifact.artifact_id)):
-            problems.append(FieldViolation(field, "type and id must be 1 to 128 printable ASCII characters"))
+        if not is_identifier(artifact.artifact_type, most=LONGEST_ARTIFACT_TYPE):
+            problems.append(FieldViolation(f"{field}.type", rule(most=LONGEST_ARTIFACT_TYPE)))
+        if not is_identifier(artifact.artifact_id):
+            problems.append(FieldViolation(f"{field}.id", rule()))
+        if not 0 <= artifact.ordinal <= HIGHEST_ORDINAL:
+            problems.append(FieldViolation(f"{field}.ordinal", "must not be negative"))
         for part in (artifact.artifact_id, artifact.ordinal):
             if (artifact.artifact_type, part) in seen:
                 problems.append(FieldViolation(field, f"{artifact.artifact_type} {part} twice"))

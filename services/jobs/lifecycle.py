@@ -16,8 +16,10 @@ one guarded UPDATE, so that the database refuses it once more. Every change is o
 job's sequence.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from aijobs.errors import CancelRequested, IllegalTransition, LeaseConflict, LeaseLost
 from aijobs.states import JobState
@@ -26,6 +28,8 @@ from services.jobs.store.jobs import JobRow
 from services.jobs.store.time import now, now_plus
 
 NO_LEASE = {"lease_token": None, "locked_by": None, "lock_until": None}
+#: What every end of a run writes.
+THE_END: Mapping[str, Any] = {"finished_at": now(), **NO_LEASE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +81,15 @@ def succeed(job: JobRow, lease: Lease, *, output_json: str, output_hash: str, ar
         CancelRequested: a cancel was acknowledged; the run may only end cancelled.
 
     """
-    _require_lease(job, lease)
-    _require_no_cancel(job)
-    return Change(
-        job_id=job.job_id,
-        kind=Kind.SUCCEEDED,
-        from_state=JobState.RUNNING,
-        to_state=JobState.SUCCEEDED,
-        sequence=job.sequence + 1,
-        attempt=job.attempt,
-        actor=_holder(job),
-        lease_token=lease.lease_token,
-        guard=_fence(lease),
-        values={
-            "output_json": output_json,
-            "output_hash": output_hash,
-            "artifact_count": artifact_count,
-            "progress": 100,
-            "finished_at": now(),
-            **NO_LEASE,
-        },
-    )
+    _require_no_cancel(job, lease)
+    values = {
+        "output_json": output_json,
+        "output_hash": output_hash,
+        "artifact_count": artifact_count,
+        "progress": 100,
+        **THE_END,
+    }
+    return _by_holder(job, lease, Kind.SUCCEEDED, JobState.SUCCEEDED, values)
 
 
 def fail(job: JobRow, lease: Lease, *, execution: int, code: str, public: str, internal: str) -> Change:
@@ -108,30 +100,16 @@ def fail(job: JobRow, lease: Lease, *, execution: int, code: str, public: str, i
         CancelRequested: a cancel was acknowledged; the run may only end cancelled.
 
     """
-    _require_lease(job, lease)
-    _require_no_cancel(job)
-    return Change(
-        job_id=job.job_id,
-        kind=Kind.FAILED,
-        from_state=JobState.RUNNING,
-        to_state=JobState.FAILED,
-        sequence=job.sequence + 1,
-        attempt=job.attempt,
-        actor=_holder(job),
-        reason=code,
-        lease_token=lease.lease_token,
-        execution=execution,
-        internal=internal,
-        guard=_fence(lease),
-        values={
-            "retry_count": job.retry_count + 1,
-            "error_code": code,
-            "error_public": public,
-            "error_internal": internal,
-            "finished_at": now(),
-            **NO_LEASE,
-        },
-    )
+    _require_no_cancel(job, lease)
+    values = {
+        "retry_count": job.retry_count + 1,
+        "error_code": code,
+        "error_public": public,
+        "error_internal": internal,
+        **THE_END,
+    }
+    change = _by_holder(job, lease, Kind.FAILED, JobState.FAILED, values)
+    return replace(change, reason=code, execution=execution, internal=internal)
 
 
 def cancel_waiting(job: JobRow, *, actor: str, reason: str) -> Change:
@@ -166,18 +144,7 @@ def cancel_running(job: JobRow, lease: Lease) -> Change:
     _require_lease(job, lease)
     if job.cancel_requested_at is None:
         raise IllegalTransition(f"job {job.job_id}: no change from running to cancelled without a cancel request")
-    return Change(
-        job_id=job.job_id,
-        kind=Kind.CANCELLED,
-        from_state=JobState.RUNNING,
-        to_state=JobState.CANCELLED,
-        sequence=job.sequence + 1,
-        attempt=job.attempt,
-        actor=_holder(job),
-        lease_token=lease.lease_token,
-        guard=_fence(lease),
-        values={"finished_at": now(), **NO_LEASE},
-    )
+    return _by_holder(job, lease, Kind.CANCELLED, JobState.CANCELLED, THE_END)
 
 
 def note_execution_failed(
@@ -190,24 +157,10 @@ def note_execution_failed(
         CancelRequested: a cancel was acknowledged; the run may only end cancelled.
 
     """
-    _require_lease(job, lease)
-    _require_no_cancel(job)
-    return Change(
-        job_id=job.job_id,
-        kind=Kind.EXECUTION_FAILED,
-        from_state=JobState.RUNNING,
-        to_state=JobState.RUNNING,
-        sequence=job.sequence + 1,
-        attempt=job.attempt,
-        actor=_holder(job),
-        reason=code,
-        lease_token=lease.lease_token,
-        execution=execution,
-        feedback=feedback,
-        internal=internal,
-        guard=_fence(lease),
-        values={"retry_count": job.retry_count + 1, "progress": 0},
-    )
+    _require_no_cancel(job, lease)
+    values = {"retry_count": job.retry_count + 1, "progress": 0}
+    change = _by_holder(job, lease, Kind.EXECUTION_FAILED, JobState.RUNNING, values)
+    return replace(change, reason=code, execution=execution, internal=internal, feedback=feedback)
 
 
 def note_cancel_requested(job: JobRow, *, actor: str, reason: str) -> Change:
@@ -250,14 +203,23 @@ def _require_lease(job: JobRow, lease: Lease) -> None:
         raise LeaseLost(f"job {job.job_id}: attempt {lease.attempt} no longer holds the lease")
 
 
-def _require_no_cancel(job: JobRow) -> None:
+def _require_no_cancel(job: JobRow, lease: Lease) -> None:
+    _require_lease(job, lease)
     if job.cancel_requested_at is not None:
         raise CancelRequested(f"job {job.job_id}: a cancel was requested; confirm with a cancelled outcome")
 
 
-def _fence(lease: Lease) -> dict[str, object]:
-    return {"attempt": lease.attempt, "lease_token": lease.lease_token}
-
-
-def _holder(job: JobRow) -> str:
-    return f"executor:{job.locked_by}"
+def _by_holder(job: JobRow, lease: Lease, kind: Kind, to_state: JobState, values: Mapping[str, Any]) -> Change:
+    """What every report of a lease's holder shares: the fence in the guard, and the token in the history."""
+    return Change(
+        job_id=job.job_id,
+        kind=kind,
+        from_state=JobState.RUNNING,
+        to_state=to_state,
+        sequence=job.sequence + 1,
+        attempt=job.attempt,
+        actor=f"executor:{job.locked_by}",
+        lease_token=lease.lease_token,
+        guard={"attempt": lease.attempt, "lease_token": lease.lease_token},
+        values=values,
+    )

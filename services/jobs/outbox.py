@@ -24,6 +24,10 @@ POLL_INTERVAL = timedelta(seconds=1)
 #: A failure that is the event's own fault makes it wait, and the third one makes it dead (OB-3).
 MOST_ATTEMPTS = 3
 FIRST_BACKOFF = timedelta(seconds=1)
+#: An event that was given back waits as long, so that one that nobody can send is no hot loop.
+RELEASE_DELAY = timedelta(seconds=1)
+#: Events in one transaction that releases expired claims.
+RELEASE_CHUNK = 100
 log = structlog.get_logger()
 
 
@@ -121,13 +125,22 @@ class Outbox:
         while True:
             await asyncio.sleep(self._release_interval.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311
             try:
-                released = await self._database.write(outbox.release_expired)
+                released = await self._release_expired()
             except Unavailable:
                 log.warning("expired claims not released: the database cannot be reached")
                 continue
             if released:
                 log.warning("expired claims released", events=released)
                 self._wakeups.events.give()
+
+    async def _release_expired(self) -> int:
+        """Release every expired claim, in small transactions, and return how many events that were."""
+        total = 0
+        while True:
+            released = await self._database.write(lambda tx: outbox.release_expired(tx, RELEASE_CHUNK))
+            total += released
+            if released < RELEASE_CHUNK:
+                return total
 
     async def _settle(
         self, tx: Transaction, claim_token: str, batch: Sequence[SettleRequest]
@@ -144,8 +157,6 @@ class Outbox:
             if state.status == EventStatus.PROCESSING and item.event_id not in settlements:
                 settlements[item.event_id] = _settlement(item, state)
         await outbox.settle(tx, claim_token, list(settlements.values()))
-        if any(settlement.status == EventStatus.PENDING for settlement in settlements.values()):
-            tx.after_commit(self._wakeups.events.give)
         return results
 
 
@@ -176,4 +187,5 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
                 status=EventStatus.PENDING,
                 attempt_count=state.attempt_count,
                 last_error="DISPATCH_UNAVAILABLE",
+                delay=RELEASE_DELAY,
             )

@@ -57,9 +57,8 @@ class JobWatching:
             except Unavailable:
                 log.warning("watched jobs not polled: the database cannot be reached")
                 continue
-            self._wakeups.jobs_changed(
-                job_id for job_id, sign in present.items() if job_id in known and known[job_id] != sign
-            )
+            # A job seen for the first time counts as changed: it may have, since its watcher read it.
+            self._wakeups.jobs_changed(job_id for job_id, sign in present.items() if known.get(job_id) != sign)
             known = present
 
     async def watch(
@@ -85,7 +84,10 @@ class JobWatching:
             yield Update(detail=detail)
             sequence = detail.job.sequence if after_sequence is None else after_sequence
             progress = detail.job.progress
+            loop = asyncio.get_running_loop()
+            sent = loop.time()
             while True:
+                before = (sequence, progress)
                 if detail.job.sequence > sequence:
                     for transition in await self._queries.history(job_id, after_sequence=sequence):
                         yield Update(detail=detail, transition=transition)
@@ -98,8 +100,12 @@ class JobWatching:
                     yield Update(detail=detail)
                 if detail.job.lifecycle_status.terminal:
                     return
-                if not await signal.beyond(seen, KEEP_ALIVE):
+                if (sequence, progress) != before:
+                    sent = loop.time()
+                silence = timedelta(seconds=loop.time() - sent)
+                if silence >= KEEP_ALIVE or not await signal.beyond(seen, KEEP_ALIVE - silence):
                     yield Update()
+                    sent = loop.time()
                 seen = signal.count
                 detail = await self._queries.get(viewer, job_id, full=False)
         finally:

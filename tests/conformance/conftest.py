@@ -84,7 +84,7 @@ class Jobs:
             ]
         )
         self.creation = JobCreation(self.database, registry, self.wakeups)
-        self.execution = JobExecution(self.database, registry, self.wakeups, self.lease_time)
+        self.execution = JobExecution(self.database, self.wakeups, self.lease_time)
         self.cancellation = JobCancellation(self.database, self.wakeups)
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)
@@ -158,6 +158,7 @@ def new_job(**changes: Any) -> NewJob:
             "target_type": "",
             "target_id": "",
             "input": {"text": "hello"},
+            "input_size": 16,
             "idempotency_key": None,
             "strict_idempotency": False,
             "labels": {},

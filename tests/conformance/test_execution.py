@@ -5,6 +5,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import update
 
 from aijobs import canonical
 from aijobs.errors import (
@@ -15,6 +16,7 @@ from aijobs.errors import (
     JobNotFound,
     LeaseConflict,
     LeaseLost,
+    NotAttempted,
 )
 from aijobs.states import JobState
 from services.jobs.execution import (
@@ -22,6 +24,7 @@ from services.jobs.execution import (
     Cancelled,
     Extend,
     Extended,
+    JobExecution,
     Locked,
     LockRequest,
     Outcome,
@@ -29,7 +32,9 @@ from services.jobs.execution import (
 )
 from services.jobs.lifecycle import Lease
 from services.jobs.store.contents import ArtifactRow
+from services.jobs.store.database import Transaction
 from services.jobs.store.tables import job_artifacts, outbox_events
+from services.jobs.store.tables import jobs as job_table
 from tests.conformance.conftest import BACKEND, Jobs, failure, lease_of, success
 
 
@@ -343,11 +348,65 @@ async def test_cancel_and_success_at_once_agree(jobs: Jobs) -> None:
 
 async def test_one_job_twice_in_a_batch_is_reported_once(jobs: Jobs) -> None:
     lease = await jobs.running()
-    results = await jobs.execution.submit(
-        [Outcome(lease=lease, report=success()), Outcome(lease=lease, report=success())]
-    )
-    assert [isinstance(result, Accepted) for result in results] == [True, False]
+    same, other = (Outcome(lease=lease, report=success({"text": text})) for text in ("same", "other"))
+    results = await jobs.execution.submit([same, same, other])
+    assert [isinstance(result, Accepted) for result in results] == [True, True, False]
     assert await jobs.history(lease.job_id) == ["created", "locked", "succeeded"]
+
+
+async def test_a_type_that_this_replica_does_not_know_is_no_obstacle(jobs: Jobs) -> None:
+    """A rolling upgrade: what the definition says about failures was frozen in the job when it was created."""
+    leases = [await jobs.running(job_type="patient"), await jobs.running()]
+    older = JobExecution(jobs.database, jobs.wakeups, jobs.lease_time)
+    results = await older.submit([Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
+    assert [(result.job.lifecycle_status, result.backoff) for result in results if isinstance(result, Accepted)] == [
+        (JobState.RUNNING, timedelta(seconds=2)),
+        (JobState.FAILED, None),
+    ]
+
+
+async def test_a_repeated_failure_report_of_a_lease_that_is_lost_does_not_run_again(jobs: Jobs) -> None:
+    """LC-5: the failure was counted, and then somebody else took the job over."""
+    lease = await jobs.running()
+    await jobs.submit(lease, failure("PROVIDER_TIMEOUT"))
+
+    async def take_over(tx: Transaction) -> None:
+        await tx.execute(update(job_table).values(attempt=2, lease_token="other"))
+
+    await jobs.database.write(take_over)
+    assert isinstance(await jobs.submit(lease, failure("PROVIDER_TIMEOUT")), LeaseLost)
+
+
+async def test_a_report_that_does_not_fit_a_column_harms_only_itself(jobs: Jobs) -> None:
+    leases = [await jobs.running() for _ in range(2)]
+    long_type = ArtifactRow(
+        job_id=leases[0].job_id, artifact_type="x" * 65, artifact_id="a", ordinal=0, content_json="{}"
+    )
+    results = await jobs.execution.submit(
+        [
+            Outcome(lease=leases[0], report=success(artifacts=[long_type])),
+            Outcome(lease=leases[1], report=success()),
+        ]
+    )
+    assert [type(result) for result in results] == [InvalidInput, Accepted]
+
+
+@pytest.mark.parametrize("ordinal", [-1, 2**31])
+async def test_an_ordinal_out_of_range_is_refused(jobs: Jobs, ordinal: int) -> None:
+    lease = await jobs.running()
+    refusal = await jobs.submit(lease, success(artifacts=[artifact(lease.job_id, ordinal)]))
+    assert isinstance(refusal, InvalidInput)
+    assert [violation.field for violation in refusal.violations] == ["succeeded.projection.artifacts[0].ordinal"]
+
+
+async def test_a_lock_hands_out_only_what_one_answer_can_hold(jobs: Jobs) -> None:
+    """Six snapshots of 900 KB outgrow a gRPC message: what does not fit is not locked either."""
+    ids = [(await jobs.create(input={"text": "x" * 900_000})).job.job_id for _ in range(6)]
+    first = await jobs.execution.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
+    assert [type(result) for result in first] == [Locked] * 3 + [NotAttempted] * 3
+    assert [await state(jobs, id_) for id_ in ids] == [JobState.RUNNING] * 3 + [JobState.QUEUED] * 3
+    again = await jobs.execution.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids[3:]])
+    assert [type(result) for result in again] == [Locked] * 3
 
 
 async def test_history_numbers_have_no_gaps(jobs: Jobs) -> None:

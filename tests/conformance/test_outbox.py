@@ -9,7 +9,7 @@ from sqlalchemy import text
 from aijobs.errors import ClaimLost
 from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
 from services.jobs.store.tables import outbox_events
-from tests.conformance.conftest import Jobs, ObservedSignal, success
+from tests.conformance.conftest import Jobs, ObservedSignal, new_job, success
 
 LONG = timedelta(seconds=20)
 
@@ -116,6 +116,8 @@ async def test_only_an_events_own_faults_use_up_its_attempts(jobs: Jobs) -> None
         token = uuid4().hex
         (event,) = await jobs.claim(token)
         await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Released())])
+        assert await jobs.claim() == [], "given back, it waits a moment: no hot loop"
+        await make_due(jobs)
     statuses = []
     for _ in range(3):
         token = uuid4().hex
@@ -128,6 +130,17 @@ async def test_only_an_events_own_faults_use_up_its_attempts(jobs: Jobs) -> None
         await make_due(jobs)
     assert statuses == [("pending", 1), ("pending", 2), ("dead", 3)]
     assert await jobs.claim() == []
+
+
+async def test_all_expired_claims_are_released_at_once(jobs: Jobs) -> None:
+    """More than one small transaction takes: 250 claimed events of a dispatcher that is gone."""
+    for start in range(0, 250, 50):
+        batch = [new_job(user_id=f"user-{number}") for number in range(start, start + 50)]
+        await jobs.creation.create("backend", batch)
+    assert len(await jobs.claim(limit=250)) == 250
+    await end_claims(jobs)
+    assert await jobs.outbox._release_expired() == 250
+    assert len(await jobs.claim(limit=250)) == 250
 
 
 async def test_a_hopeless_event_is_dead_at_once(jobs: Jobs) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from aijobs.errors import InvalidInput, JobNotFound
 from aijobs.states import JobState
+from services.jobs import watching
 from services.jobs.execution import Extend
 from services.jobs.queries import JobFilter, JobQueries, Viewer
 from services.jobs.store.jobs import Sign
@@ -132,7 +133,6 @@ async def test_a_watch_hears_of_other_replicas_commits(jobs: Jobs) -> None:
 
     async with asyncio.timeout(10):
         following = asyncio.create_task(watch())
-        # Only what was seen before can be seen to have changed.
         await polled.wait()
         other = Jobs(jobs.database)
         locked = await other.lock(job_id)
@@ -140,6 +140,39 @@ async def test_a_watch_hears_of_other_replicas_commits(jobs: Jobs) -> None:
         await following
     assert seen == ["present", "locked", "succeeded"]
     polling.cancel()
+
+
+async def test_what_another_replica_changes_before_the_first_look_is_noticed_too(jobs: Jobs) -> None:
+    """The poll's first look at a job counts as a change: it may have changed since its watcher read it."""
+    lease = await jobs.running()
+    other = Jobs(jobs.database)
+    updates = jobs.watching.watch(BACKEND, lease.job_id, after_sequence=None, include_progress=False)
+    async with asyncio.timeout(10):
+        assert (await anext(updates)).transition is None
+        await other.submit(lease, success())
+        polling = asyncio.create_task(jobs.watching.run())
+        update = await anext(updates)
+    assert update.transition is not None
+    assert update.transition.kind == "succeeded"
+    polling.cancel()
+
+
+async def test_a_busy_job_does_not_starve_the_keep_alive(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress wakes the watcher again and again; if it may send nothing, the keep-alive must come all the same."""
+    monkeypatch.setattr(watching, "KEEP_ALIVE", timedelta(milliseconds=200))
+    lease = await jobs.running()
+    updates = jobs.watching.watch(BACKEND, lease.job_id, after_sequence=None, include_progress=False)
+    await anext(updates)
+
+    async def keep_busy() -> None:
+        while True:
+            await jobs.execution.extend([Extend(lease=lease, progress=1)])
+
+    busy = asyncio.create_task(keep_busy())
+    async with asyncio.timeout(5):
+        assert (await anext(updates)) == Update()
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
 
 
 async def test_unwatched_jobs_are_forgotten(jobs: Jobs) -> None:

@@ -38,9 +38,16 @@ def broker_urls(setting: SecretStr) -> list[str]:
     """
     urls = [url.strip() for url in setting.get_secret_value().split(",") if url.strip()]
     for number, url in enumerate(urls, start=1):
-        parts = urlsplit(url)
-        if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
+        if not _is_amqp(url):
             raise ValueError(f"address {number} is not an AMQP URL; use amqp://user:password@host:port/vhost")
     if not urls:
         raise ValueError("no address; use amqp://user:password@host:port/vhost")
     return urls
+
+
+def _is_amqp(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, broken brackets
+        return False

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from aijobs.errors import InvalidInput
 
 # Quoted here and below: these classes are generic in the type stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -67,11 +70,21 @@ class AroundCalls(grpc.aio.ServerInterceptor):
                 make, behaviour = grpc.stream_unary_rpc_method_handler, handler.stream_unary
             case _:
                 make, behaviour = grpc.stream_stream_rpc_method_handler, handler.stream_stream
-        wrapped: Any = self._wrap(method, behaviour, streaming=handler.response_streaming)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        # A request that cannot be decoded is refused inside the stages: gRPC would answer UNKNOWN, before anybody
+        # has asked who calls.
+        inside, outside = handler.request_deserializer, None
+        if handler.request_streaming:
+            inside, outside = None, handler.request_deserializer
+        wrapped: Any = self._wrap(method, behaviour, inside, streaming=handler.response_streaming)
+        return make(wrapped, outside, handler.response_serializer)
 
     def _wrap(
-        self, method: str, behaviour: Callable[[Any, Context], Any], *, streaming: bool
+        self,
+        method: str,
+        behaviour: Callable[[Any, Context], Any],
+        decode: Callable[[bytes], Any] | None,
+        *,
+        streaming: bool,
     ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def run(request: Any, context: Context) -> Any:
             answer: Any
@@ -79,6 +92,8 @@ class AroundCalls(grpc.aio.ServerInterceptor):
             async with AsyncExitStack() as stack:
                 for stage in self._stages:
                     await stack.enter_async_context(stage(call))
+                if decode is not None:
+                    request = _decoded(request, decode)
                 answer = behaviour(request, context)
                 if inspect.isasyncgen(answer):
                     await _send_all(answer, context)
@@ -86,6 +101,13 @@ class AroundCalls(grpc.aio.ServerInterceptor):
                 return await answer
 
         return run
+
+
+def _decoded(request: bytes, decode: Callable[[bytes], Any]) -> Any:
+    try:
+        return decode(request)
+    except DecodeError as error:
+        raise InvalidInput.field("request", "cannot be decoded: broken, not UTF-8, or nested too deep") from error
 
 
 async def _send_all(messages: AsyncGenerator[Any, Any], context: Context) -> None:

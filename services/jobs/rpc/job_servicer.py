@@ -1,5 +1,6 @@
 """JobService: what backends and users call."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -11,7 +12,7 @@ from aijobs.errors import AijobsError, InvalidInput
 from aijobs.rpc.auth import current_caller
 from aijobs.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc
 from services.jobs.cancellation import Cancel, CancelOutcome, JobCancellation
-from services.jobs.creation import JobCreation, NewJob
+from services.jobs.creation import LARGE_INPUT, JobCreation, NewJob
 from services.jobs.queries import JobFilter, JobQueries, Viewer
 from services.jobs.rpc import translate
 from services.jobs.watching import JobWatching
@@ -39,9 +40,9 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     ) -> job_service_pb2.CreateJobResponse:
         """Create one job."""
         del context
-        new = _new_job(request)
+        new = await _new_job(request)
         if request.validate_only:
-            self._creation.check(new)
+            await self._creation.check(new)
             return job_service_pb2.CreateJobResponse()
         (created,) = await self._creation.create(current_caller().subject, [new])
         if isinstance(created, AijobsError):
@@ -76,7 +77,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
             JobFilter(
                 user_id=translate.optional_identifier("user_id", request.user_id),
                 job_type=translate.optional_identifier("job_type", request.job_type),
-                states=[translate.STATES_BACK[number] for number in request.states],
+                states=sorted({translate.STATES_BACK[number] for number in request.states}),
                 queue=translate.optional_identifier("queue", request.queue),
             ),
             size=request.page_size,
@@ -136,8 +137,12 @@ def _viewer(user_id: str) -> Viewer:
     return Viewer(caller=caller.subject, user_id=caller.subject)
 
 
-def _new_job(request: job_service_pb2.CreateJobRequest) -> NewJob:
+async def _new_job(request: job_service_pb2.CreateJobRequest) -> NewJob:
     overrides = request.overrides
+    size = translate.payload_size(request)
+    # A large input is read beside the event loop, as it is checked later.
+    large = size > LARGE_INPUT
+    value = await asyncio.to_thread(translate.payload, request) if large else translate.payload(request)
     return NewJob(
         # Callers that want repeats to be safe send their own.
         request_id=request.request_id or str(uuid4()),
@@ -145,7 +150,8 @@ def _new_job(request: job_service_pb2.CreateJobRequest) -> NewJob:
         job_type=request.job_type,
         target_type=request.target.type,
         target_id=request.target.id,
-        input=translate.payload(request),
+        input=value,
+        input_size=size,
         idempotency_key=request.idempotency_key or None,
         strict_idempotency=request.strict_idempotency,
         labels=dict(request.labels),

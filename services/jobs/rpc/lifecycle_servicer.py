@@ -1,7 +1,7 @@
 """LifecycleService: what executors call. Each item of a batch is checked and answered by itself."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, assert_never
+from datetime import timedelta
+from typing import Any, TypeAlias, assert_never
 
 import grpc
 
@@ -26,11 +26,8 @@ from services.jobs.store.usage import Call, Settled
 from services.jobs.usage import UsageLedger
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-MessageT = TypeVar("MessageT")
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
-
 LONGEST_CODE = 64
+LONGEST_LATENCY = timedelta(days=1)
 LONGEST_FEEDBACK = 4000
 TOKEN_SOURCES = {
     lifecycle_service_pb2.TOKEN_SOURCE_MEASURED: "measured",
@@ -52,7 +49,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         """Hand out leases."""
         del context
         executor_id = translate.identifier("executor_id", request.executor_id)
-        batch = _Batch(request.items, _lock_request)
+        batch = translate.Batch(request.items, _lock_request)
         results = batch.merge(await self._execution.lock(executor_id, batch.good))
         return lifecycle_service_pb2.LockJobsResponse(
             results=[
@@ -68,7 +65,8 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> lifecycle_service_pb2.ExtendLeasesResponse:
         """Renew leases."""
         del context
-        batch = _Batch(request.items, _extend)
+        translate.identifier("executor_id", request.executor_id)
+        batch = translate.Batch(request.items, _extend)
         results = batch.merge(await self._execution.extend(batch.good))
         return lifecycle_service_pb2.ExtendLeasesResponse(
             results=[
@@ -84,7 +82,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> lifecycle_service_pb2.RecordUsageResponse:
         """Store model calls."""
         del context
-        batch = _Batch(request.calls, _call)
+        batch = translate.Batch(request.calls, _call)
         results = batch.merge(await self._ledger.record(batch.good))
         return lifecycle_service_pb2.RecordUsageResponse(
             results=[
@@ -100,7 +98,8 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> lifecycle_service_pb2.SubmitOutcomesResponse:
         """Store what became of runs."""
         del context
-        batch = _Batch(request.items, _outcome)
+        translate.identifier("executor_id", request.executor_id)
+        batch = translate.Batch(request.items, _outcome)
         results = batch.merge(await self._execution.submit(batch.good))
         return lifecycle_service_pb2.SubmitOutcomesResponse(
             results=[
@@ -110,27 +109,6 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
                 for result in results
             ]
         )
-
-
-class _Batch(Generic[ItemT]):
-    """A batch whose bad items are set aside and put back at their places among the answers."""
-
-    def __init__(self, messages: Iterable[MessageT], parse: Callable[[MessageT], ItemT]) -> None:
-        fitting, self._left = translate.fitting(list(messages))
-        self.good: list[ItemT] = []
-        self._bad: dict[int, AijobsError] = {}
-        for index, message in enumerate(fitting):
-            try:
-                self.good.append(parse(message))
-            except AijobsError as error:
-                self._bad[index] = error
-        self._count = len(fitting)
-
-    def merge(self, results: Sequence[ResultT | AijobsError]) -> list[ResultT | AijobsError]:
-        """Return an answer for every message that came in, in order."""
-        answers = iter(results)
-        merged = [self._bad[index] if index in self._bad else next(answers) for index in range(self._count)]
-        return [*merged, *self._left]
 
 
 def _lease(message: lifecycle_service_pb2.Lease) -> Lease:
@@ -181,9 +159,7 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
             failed = message.failed
             if failed.execution < 1:
                 raise InvalidInput.field("failed.execution", "must be 1 or more")
-            code = translate.identifier("failed.code", failed.code)
-            if len(code) > LONGEST_CODE:
-                raise InvalidInput.field("failed.code", f"at most {LONGEST_CODE} characters")
+            code = translate.identifier("failed.code", failed.code, most=LONGEST_CODE)
             return Outcome(
                 lease=lease,
                 report=Failed(
@@ -204,31 +180,30 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
 def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
     if message.attempt < 1 or message.call_no < 1:
         raise InvalidInput.field("call_no", "attempt and call_no must be 1 or more")
-    settlement = message.settlement
-    if settlement.input_tokens < 0 or settlement.output_tokens < 0:
-        raise InvalidInput.field("settlement", "token counts must not be negative")
     return Call(
         job_id=translate.identifier("job_id", message.job_id),
         attempt=message.attempt,
         call_no=message.call_no,
         user_id="",
         job_type="",
-        provider=translate.identifier("provider", message.provider)[:64],
+        provider=translate.identifier("provider", message.provider, most=64),
         model=translate.identifier("model", message.model),
-        tier=translate.identifier("tier", message.tier)[:32],
+        tier=translate.identifier("tier", message.tier, most=32),
         prompt_key=translate.optional_identifier("prompt_key", message.prompt_key),
-        prompt_version=translate.optional_identifier("prompt_version", message.prompt_version)[:32],
-        credential_mode=translate.identifier("credential_mode", message.credential_mode)[:32],
+        prompt_version=translate.optional_identifier("prompt_version", message.prompt_version, most=32),
+        credential_mode=translate.identifier("credential_mode", message.credential_mode, most=32),
         late=False,
-        settled=Settled(
-            input_tokens=settlement.input_tokens,
-            output_tokens=settlement.output_tokens,
-            token_source=TOKEN_SOURCES.get(settlement.token_source, "unknown"),
-            latency=settlement.latency.ToTimedelta(),
-            error_code=translate.optional_identifier("error_code", settlement.error_code)[:64],
-        )
-        if message.HasField("settlement")
-        else None,
+        settled=_settled(message.settlement) if message.HasField("settlement") else None,
+    )
+
+
+def _settled(message: lifecycle_service_pb2.CallSettlement) -> Settled:
+    return Settled(
+        input_tokens=translate.count("settlement.input_tokens", message.input_tokens),
+        output_tokens=translate.count("settlement.output_tokens", message.output_tokens),
+        token_source=TOKEN_SOURCES.get(message.token_source, "unknown"),
+        latency=translate.span("settlement.latency", message.latency, most=LONGEST_LATENCY),
+        error_code=translate.optional_identifier("settlement.error_code", message.error_code, most=LONGEST_CODE),
     )
 
 

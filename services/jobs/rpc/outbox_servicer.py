@@ -12,6 +12,7 @@ from services.jobs.rpc import translate
 
 LONGEST_WAIT = timedelta(seconds=20)
 MOST_EVENTS = 100
+MOST_TYPES = 100
 
 
 class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
@@ -25,19 +26,16 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
     ) -> outbox_service_pb2.ClaimEventsResponse:
         """Wait for events and hand them out."""
         del context
-        wait = request.wait.ToTimedelta()
-        if not timedelta(0) <= wait <= LONGEST_WAIT:
-            raise InvalidInput.field("wait", f"must be from 0 to {LONGEST_WAIT.seconds} seconds")
         if not 1 <= request.max_events <= MOST_EVENTS:
             raise InvalidInput.field("max_events", f"must be from 1 to {MOST_EVENTS}")
-        if not request.event_types:
-            raise InvalidInput.field("event_types", "name the event types that you can send")
+        if not 1 <= len(request.event_types) <= MOST_TYPES:
+            raise InvalidInput.field("event_types", f"name the 1 to {MOST_TYPES} event types that you can send")
         events = await self._outbox.claim(
             claim_token=translate.token("claim_token", request.claim_token),
             dispatcher_id=translate.identifier("dispatcher_id", request.dispatcher_id),
             event_types=[translate.identifier("event_types", name) for name in request.event_types],
             limit=request.max_events,
-            wait=wait,
+            wait=translate.span("wait", request.wait, most=LONGEST_WAIT),
         )
         return outbox_service_pb2.ClaimEventsResponse(
             events=[
@@ -60,14 +58,13 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
     ) -> outbox_service_pb2.SettleEventsResponse:
         """Store what became of events."""
         del context
-        fitting, left = translate.fitting(list(request.items))
-        results = await self._outbox.settle(
-            translate.token("claim_token", request.claim_token), [_settle_request(item) for item in fitting]
-        )
+        claim_token = translate.token("claim_token", request.claim_token)
+        batch = translate.Batch(request.items, _settle_request)
+        results = batch.merge(await self._outbox.settle(claim_token, batch.good))
         return outbox_service_pb2.SettleEventsResponse(
             results=[
                 outbox_service_pb2.SettleResult(error=None if error is None else translate.item_error(error))
-                for error in [*results, *left]
+                for error in results
             ]
         )
 
@@ -78,7 +75,7 @@ def _settle_request(message: outbox_service_pb2.EventSettlement) -> SettleReques
         case "published":
             return SettleRequest(event_id=event_id, result=Published())
         case "failed":
-            reason = translate.identifier("items.failed.reason", message.failed.reason)[:64]
+            reason = translate.identifier("items.failed.reason", message.failed.reason, most=64)
             return SettleRequest(
                 event_id=event_id, result=PublishFailed(reason=reason, retryable=message.failed.retryable)
             )

@@ -1,8 +1,9 @@
 """Between protobuf messages and the values that the use cases work with."""
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
@@ -10,18 +11,25 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import JsonValue
 
 from aijobs import canonical
-from aijobs.errors import AijobsError, FieldViolation, InvalidInput, NotAttempted, PayloadTooLarge
+from aijobs.errors import AijobsError, InvalidInput, NotAttempted, PayloadTooLarge
+from aijobs.identifiers import LONGEST, is_identifier, rule
 from aijobs.states import JobState
 from aijobs.v1 import job_pb2, job_service_pb2, lifecycle_service_pb2
-from services.jobs.creation import IDENTIFIER, LARGEST_INPUT
+from services.jobs.creation import LARGEST_INPUT
 from services.jobs.queries import JobDetail
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow
 
+MessageT = TypeVar("MessageT")
 ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 MOST_ITEMS = 100
 LONGEST_REASON = 256
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 64
+NANOSECONDS = 10**9
+#: Beyond every span that is allowed anywhere, and still a timedelta.
+LONGEST_SPAN = 10**9
 
 STATES = {
     JobState.QUEUED: job_pb2.JOB_STATE_QUEUED,
@@ -33,26 +41,26 @@ STATES = {
 STATES_BACK = {number: state for state, number in STATES.items()}
 
 
-def identifier(field: str, value: str) -> str:
+def identifier(field: str, value: str, *, most: int = LONGEST) -> str:
     """Return an id as it came.
 
     Raises:
-        InvalidInput: it is not 1 to 128 printable ASCII characters.
+        InvalidInput: it is not 1 to `most` printable ASCII characters.
 
     """
-    if not IDENTIFIER.fullmatch(value):
-        raise InvalidInput.field(field, "must be 1 to 128 printable ASCII characters without blanks")
+    if not is_identifier(value, most=most):
+        raise InvalidInput.field(field, rule(most=most))
     return value
 
 
-def optional_identifier(field: str, value: str) -> str:
+def optional_identifier(field: str, value: str, *, most: int = LONGEST) -> str:
     """Return an id as it came, or the empty text that stands for none.
 
     Raises:
-        InvalidInput: it is not 1 to 128 printable ASCII characters.
+        InvalidInput: it is not 1 to `most` printable ASCII characters.
 
     """
-    return identifier(field, value) if value else ""
+    return identifier(field, value, most=most) if value else ""
 
 
 def reason(field: str, value: str) -> str:
@@ -74,9 +82,42 @@ def token(field: str, value: str) -> str:
         InvalidInput: it is not 16 to 64 printable ASCII characters.
 
     """
-    if not (IDENTIFIER.fullmatch(value) and 16 <= len(value) <= 64):  # noqa: PLR2004 - the bounds of the contract
-        raise InvalidInput.field(field, "must be 16 to 64 printable ASCII characters without blanks")
+    if not is_identifier(value, least=SHORTEST_TOKEN, most=LONGEST_TOKEN):
+        raise InvalidInput.field(field, rule(least=SHORTEST_TOKEN, most=LONGEST_TOKEN))
     return value
+
+
+def span(field: str, message: Duration, *, most: timedelta) -> timedelta:
+    """Return a span of time.
+
+    Raises:
+        InvalidInput: it is negative, longer than `most`, or no valid Duration.
+
+    """
+    if message.seconds >= 0 and 0 <= message.nanos < NANOSECONDS:
+        value = timedelta(seconds=min(message.seconds, LONGEST_SPAN), microseconds=message.nanos // 1000)
+        if value <= most:
+            return value
+    raise InvalidInput.field(field, f"must be from 0 to {most.total_seconds():g} seconds")
+
+
+def count(field: str, value: int, *, most: int = 2**31 - 1) -> int:
+    """Return a number of things.
+
+    Raises:
+        InvalidInput: it is negative or larger than `most`.
+
+    """
+    if not 0 <= value <= most:
+        raise InvalidInput.field(field, f"must be from 0 to {most}")
+    return value
+
+
+def payload_size(request: job_service_pb2.CreateJobRequest) -> int:
+    """Return the size of a create request's input as it was sent, in bytes."""
+    if request.WhichOneof("payload") == "input_json":
+        return len(request.input_json.encode())
+    return request.input.ByteSize()
 
 
 def payload(request: job_service_pb2.CreateJobRequest) -> JsonValue:
@@ -87,29 +128,44 @@ def payload(request: job_service_pb2.CreateJobRequest) -> JsonValue:
         PayloadTooLarge: it is over 1 MiB.
 
     """
-    match request.WhichOneof("payload"):
-        case "input_json":
-            size = len(request.input_json.encode())
-        case "input":
-            size = request.input.ByteSize()
-        case _:
-            raise InvalidInput.field("input", "missing: send `input` or `input_json`")
-    if size > LARGEST_INPUT:
-        description = f"{size} bytes; at most {LARGEST_INPUT}"
-        raise PayloadTooLarge(f"input: {description}", violations=[FieldViolation("input", description)])
-    if request.WhichOneof("payload") == "input":
-        value: JsonValue = MessageToDict(request.input)
-        return value
+    form = request.WhichOneof("payload")
+    if form is None:
+        raise InvalidInput.field("input", "missing: send `input` or `input_json`")
+    if (size := payload_size(request)) > LARGEST_INPUT:
+        raise PayloadTooLarge.field(form, f"{size} bytes; at most {LARGEST_INPUT}")
     try:
-        return canonical.parse(request.input_json)
-    except canonical.NotStrictJson as error:
-        raise InvalidInput.field("input_json", str(error)) from error
+        if form == "input_json":
+            return canonical.parse(request.input_json)
+        value: JsonValue = MessageToDict(request.input)
+    except (ValueError, RecursionError) as error:
+        problem = str(error) if isinstance(error, canonical.NotStrictJson) else "not JSON: NaN, infinite or too deep"
+        raise InvalidInput.field(form, problem) from error
+    return value
 
 
-def fitting(items: list[ItemT]) -> tuple[list[ItemT], list[NotAttempted]]:
-    """Split a batch into what fits and an error for each item that does not."""
-    left = [NotAttempted(f"more than {MOST_ITEMS} items in one call")] * max(0, len(items) - MOST_ITEMS)
-    return items[:MOST_ITEMS], left
+class Batch(Generic[ItemT]):
+    """A batch of messages: what can be read of them, and the answers put back at their places.
+
+    Items that cannot be read, and those beyond the limit, are answered by themselves and disturb nobody.
+    """
+
+    def __init__(self, messages: Iterable[MessageT], read: Callable[[MessageT], ItemT]) -> None:
+        self.good: list[ItemT] = []
+        self._bad: dict[int, AijobsError] = {}
+        self._size = 0
+        for index, message in enumerate(messages):
+            self._size += 1
+            try:
+                if index >= MOST_ITEMS:
+                    raise NotAttempted(f"more than {MOST_ITEMS} items in one call")
+                self.good.append(read(message))
+            except AijobsError as error:
+                self._bad[index] = error
+
+    def merge(self, results: Sequence[ResultT | AijobsError]) -> list[ResultT | AijobsError]:
+        """Return an answer for every message that came in, in order."""
+        answers = iter(results)
+        return [self._bad[index] if index in self._bad else next(answers) for index in range(self._size)]
 
 
 def item_error(error: AijobsError) -> lifecycle_service_pb2.ItemError:

@@ -39,6 +39,8 @@ LONGEST_PAUSE = timedelta(milliseconds=200)
 #: How long a transaction whose caller went away may still run.
 ORPHAN_LIMIT = timedelta(seconds=5)
 
+DRIVERS = frozenset({"mysql+aiomysql", "mariadb+aiomysql", "mysql+asyncmy", "mariadb+asyncmy", "sqlite+aiosqlite"})
+
 Clock = Callable[[], datetime]
 
 
@@ -139,9 +141,9 @@ class Database:
                 if not _worth_repeating(error):
                     raise
                 if attempt == TRIES:
-                    log.warning("transaction given up", error=_describe(error), tries=attempt)
+                    log.warning("transaction given up", error=describe(error), tries=attempt)
                     raise Unavailable("the database cannot be reached right now") from error
-                log.info("transaction restarted", error=_describe(error), attempt=attempt)
+                log.info("transaction restarted", error=describe(error), attempt=attempt)
             await asyncio.sleep(random.uniform(0.1, 1.0) * LONGEST_PAUSE.total_seconds() * attempt / TRIES)  # noqa: S311
         raise AssertionError("unreachable")
 
@@ -168,8 +170,12 @@ def check_url(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise ValueError("not a database URL; use mysql+aiomysql://user:password@host:port/name") from error
-    if parsed.get_backend_name() not in ("mysql", "mariadb", "sqlite"):
-        raise ValueError(f"no support for {parsed.get_backend_name()}; use mysql+aiomysql:// or sqlite+aiosqlite:///")
+    if parsed.drivername not in DRIVERS:
+        raise ValueError(f"no support for {parsed.drivername}; use mysql+aiomysql:// or sqlite+aiosqlite:///")
+    if not parsed.database or parsed.database == ":memory:":
+        raise ValueError(
+            "names no database; use mysql+aiomysql://user:password@host:port/name or sqlite+aiosqlite:///path"
+        )
     return parsed
 
 
@@ -235,8 +241,8 @@ def _code(error: DBAPIError) -> int | None:
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
-def _describe(error: OSError | DBAPIError) -> str:
-    # The statement and its parameters stay out of the log (AP-6).
+def describe(error: Exception) -> str:
+    """Name a database error by class and code: statement and parameters stay out of the log (AP-6)."""
     if isinstance(error, DBAPIError):
         return f"{type(error.orig).__name__} {_code(error)}"
     return type(error).__name__

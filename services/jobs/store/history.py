@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import RowMapping, select, tuple_
 
 from services.jobs.store.changes import Kind
 from services.jobs.store.database import Transaction
@@ -64,11 +64,6 @@ async def failed_executions(tx: Transaction, job_ids: Sequence[str]) -> dict[str
     for row in _rows((await tx.execute(statement)).mappings().all()):
         found.setdefault(row.job_id, []).append(row)
     return found
-
-
-async def count(tx: Transaction, job_id: str) -> int:
-    """Count a job's entries."""
-    return (await tx.execute(select(func.count()).where(job_history.c.job_id == job_id))).scalar_one()
 
 
 def _rows(mappings: Sequence[RowMapping]) -> list[HistoryRow]:

@@ -31,6 +31,8 @@ class JobRow:
     definition_version: str
     cancellable: bool
     max_retries: int
+    backoff_ms: int
+    abort_strategy: str
     retry_count: int
     attempt: int
     dispatch_no: int

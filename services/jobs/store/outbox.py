@@ -185,7 +185,7 @@ async def settle(tx: Transaction, claim_token: str, settlements: Sequence[Settle
         )
 
 
-async def release_expired(tx: Transaction, limit: int = 100) -> int:
+async def release_expired(tx: Transaction, limit: int) -> int:
     """Give back events whose claim has ended, and return how many. Costs them no attempt (OB-3)."""
     statement = (
         select(events.id)

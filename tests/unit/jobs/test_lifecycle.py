@@ -38,6 +38,8 @@ def row(state: JobState, **changes: object) -> JobRow:
         definition_version="1.0.0",
         cancellable=True,
         max_retries=1,
+        backoff_ms=1000,
+        abort_strategy="fail",
         retry_count=0,
         attempt=0 if state == JobState.QUEUED else 1,
         dispatch_no=1,

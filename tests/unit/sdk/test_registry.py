@@ -42,6 +42,7 @@ def definition(**changes: Any) -> JobDefinition:
 
 GOOD = definition()
 NOT_CALLABLE = definition(job_type="not_callable", executor="json:__name__", projector="no_such_module:x")
+NOT_ASYNC = definition(job_type="not_async")
 NO_DEFINITION = object()
 
 
@@ -135,8 +136,8 @@ def test_every_violation_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     installed(
         monkeypatch,
         broken="no_such_package:DEFINITION",
-        good=f"{__name__}:GOOD",
         none=f"{__name__}:NO_DEFINITION",
+        synchronous=f"{__name__}:NOT_ASYNC",
         unloadable=f"{__name__}:NOT_CALLABLE",
     )
     with pytest.raises(BadDefinitions) as refusal:
@@ -147,6 +148,7 @@ def test_every_violation_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         f"none: {__name__}:NO_DEFINITION is not a JobDefinition",
         "not_callable: executor json:__name__ cannot be called",
         "not_callable: projector no_such_module:x cannot be loaded",
+        "not_async: executor json:dumps is not an async function",
     ):
         assert part in text
 

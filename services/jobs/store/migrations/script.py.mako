@@ -4,8 +4,10 @@ Revision ID: ${up_revision}
 Revises: ${down_revision | comma,n}
 """
 
-from alembic import op
 import sqlalchemy as sa
+from alembic import op
+
+from services.jobs.store.migrations.steps import create_index, create_table
 ${imports if imports else ""}
 
 revision = ${repr(up_revision)}

@@ -6,8 +6,9 @@ Revises:
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
-from services.jobs.store.tables import MYSQL_OPTIONS, ascii_text, long_text
+from services.jobs.store.migrations.steps import create_index, create_table
 from services.jobs.store.time import UtcTime
 
 revision = "0001"
@@ -15,9 +16,25 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+# Frozen here: the tables of the code go on without this migration.
+MYSQL = ("mysql", "mariadb")
+MYSQL_OPTIONS = {
+    f"{dialect}_{option}": value
+    for dialect in MYSQL
+    for option, value in (("engine", "InnoDB"), ("row_format", "DYNAMIC"), ("charset", "utf8mb4"))
+}
+
+
+def ascii_text(length: int) -> sa.types.TypeEngine[str]:
+    return sa.String(length).with_variant(VARCHAR(length, charset="ascii", collation="ascii_bin"), *MYSQL)
+
+
+def long_text() -> sa.types.TypeEngine[str]:
+    return sa.Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
+
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "job_history",
         sa.Column("job_id", ascii_text(36), nullable=False),
         sa.Column("sequence", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -36,7 +53,7 @@ def upgrade() -> None:
         comment="Append-only. Also how a repeated report finds the answer that it got the first time (ruling 33).",
         **MYSQL_OPTIONS,
     )
-    op.create_table(
+    create_table(
         "jobs",
         sa.Column("job_id", ascii_text(36), nullable=False),
         sa.Column("job_type", ascii_text(64), nullable=False),
@@ -53,6 +70,8 @@ def upgrade() -> None:
         sa.Column("definition_version", ascii_text(32), nullable=False),
         sa.Column("cancellable", sa.Boolean(), nullable=False),
         sa.Column("max_retries", sa.Integer(), nullable=False),
+        sa.Column("backoff_ms", sa.Integer(), nullable=False),
+        sa.Column("abort_strategy", ascii_text(8), nullable=False),
         sa.Column("retry_count", sa.Integer(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("dispatch_no", sa.Integer(), nullable=False),
@@ -91,6 +110,7 @@ def upgrade() -> None:
             "lifecycle_status IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name=op.f("ck_jobs_state")
         ),
         sa.CheckConstraint("(lease_token IS NULL) = (lock_until IS NULL)", name=op.f("ck_jobs_lease_has_end")),
+        sa.CheckConstraint("abort_strategy IN ('fail', 'retry')", name=op.f("ck_jobs_abort_strategy")),
         sa.CheckConstraint("priority BETWEEN 0 AND 100", name=op.f("ck_jobs_priority")),
         sa.CheckConstraint("progress BETWEEN 0 AND 100", name=op.f("ck_jobs_progress")),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
@@ -99,14 +119,12 @@ def upgrade() -> None:
         ),
         **MYSQL_OPTIONS,
     )
-    op.create_index(op.f("ix_jobs_lifecycle_status_job_id"), "jobs", ["lifecycle_status", "job_id"], unique=False)
-    op.create_index(
-        op.f("ix_jobs_lifecycle_status_lock_until"), "jobs", ["lifecycle_status", "lock_until"], unique=False
-    )
-    op.create_index(
+    create_index(op.f("ix_jobs_lifecycle_status_job_id"), "jobs", ["lifecycle_status", "job_id"], unique=False)
+    create_index(op.f("ix_jobs_lifecycle_status_lock_until"), "jobs", ["lifecycle_status", "lock_until"], unique=False)
+    create_index(
         op.f("ix_jobs_user_id_lifecycle_status_job_id"), "jobs", ["user_id", "lifecycle_status", "job_id"], unique=False
     )
-    op.create_table(
+    create_table(
         "model_invocations",
         sa.Column("job_id", ascii_text(36), nullable=False),
         sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
@@ -131,10 +149,10 @@ def upgrade() -> None:
         comment="The usage ledger: one row per model call. No settled_at: what became of the call is unknown.",
         **MYSQL_OPTIONS,
     )
-    op.create_index(
+    create_index(
         op.f("ix_model_invocations_user_id_opened_at"), "model_invocations", ["user_id", "opened_at"], unique=False
     )
-    op.create_table(
+    create_table(
         "outbox_events",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("event_id", ascii_text(36), nullable=False),
@@ -168,15 +186,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("event_id", name=op.f("uq_outbox_events_event_id")),
         **MYSQL_OPTIONS,
     )
-    op.create_index(op.f("ix_outbox_events_aggregate_id"), "outbox_events", ["aggregate_id"], unique=False)
-    op.create_index(op.f("ix_outbox_events_claim_token"), "outbox_events", ["claim_token"], unique=False)
-    op.create_index(
+    create_index(op.f("ix_outbox_events_aggregate_id"), "outbox_events", ["aggregate_id"], unique=False)
+    create_index(op.f("ix_outbox_events_claim_token"), "outbox_events", ["claim_token"], unique=False)
+    create_index(
         op.f("ix_outbox_events_status_available_at_id"), "outbox_events", ["status", "available_at", "id"], unique=False
     )
-    op.create_index(
-        op.f("ix_outbox_events_status_claim_until"), "outbox_events", ["status", "claim_until"], unique=False
-    )
-    op.create_table(
+    create_index(op.f("ix_outbox_events_status_claim_until"), "outbox_events", ["status", "claim_until"], unique=False)
+    create_table(
         "requests",
         sa.Column("caller", ascii_text(128), nullable=False),
         sa.Column("user_id", ascii_text(128), nullable=False),
@@ -190,8 +206,8 @@ def upgrade() -> None:
         comment="Answers already given, so that a repeat after a lost answer has one effect. Refusals are not kept.",
         **MYSQL_OPTIONS,
     )
-    op.create_index(op.f("ix_requests_created_at"), "requests", ["created_at"], unique=False)
-    op.create_table(
+    create_index(op.f("ix_requests_created_at"), "requests", ["created_at"], unique=False)
+    create_table(
         "users",
         sa.Column("user_id", ascii_text(128), nullable=False),
         sa.Column("created_at", UtcTime(), nullable=False),
@@ -199,7 +215,7 @@ def upgrade() -> None:
         comment="Locked first by every create, so that what is counted per user is exact.",
         **MYSQL_OPTIONS,
     )
-    op.create_table(
+    create_table(
         "job_artifacts",
         sa.Column("job_id", ascii_text(36), nullable=False),
         sa.Column("artifact_type", ascii_text(64), nullable=False),
@@ -214,7 +230,7 @@ def upgrade() -> None:
         ),
         **MYSQL_OPTIONS,
     )
-    op.create_table(
+    create_table(
         "job_snapshots",
         sa.Column("job_id", ascii_text(36), nullable=False),
         sa.Column("schema_version", ascii_text(64), nullable=False),

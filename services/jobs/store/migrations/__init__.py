@@ -1,0 +1,1 @@
+"""The schema's history: one revision a step forward."""
