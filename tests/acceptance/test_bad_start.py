@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import aio_pika
 import pytest
 import pytest_asyncio
 
 from aijobs.rpc.roles import Role
+from deploy.local.broker import BrokerAddress
 from deploy.local.database import DatabaseAddress
 from deploy.local.processes import ServiceProcess
 from services.jobs.store.tables import outbox_events
@@ -93,6 +95,28 @@ async def test_an_address_that_is_taken(engine, name):
     assert the_reason(events) == f"cannot listen on {engine.jobs.address}: Address already in use"
     # The one that was there first has noticed nothing.
     await engine.require_run_once(await engine.create())
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def foreign_queues(rabbitmq_address: BrokerAddress) -> AsyncIterator[str]:
+    """A virtual host in which somebody has declared our queue in another way."""
+    name = f"test_{uuid4().hex}"
+    url = await rabbitmq_address.create_vhost(name)
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue("ai-interactive", durable=True, arguments={"x-queue-type": "classic"})
+    yield url
+    await rabbitmq_address.delete_vhost(name)
+
+
+@pytest.mark.parametrize("name", ["dispatcher", "executor"])
+async def test_a_broker_with_other_queues_is_refused(engine, foreign_queues, name):
+    process = engine.process(name, log=f"{name}-foreign", AIJOBS_BROKER_URL=foreign_queues)
+    await process.launch()
+    status, events = await ended(process)
+    assert status == 1
+    assert "delete it there" in the_reason(events)
+    assert "ai-interactive" in the_reason(events)
 
 
 @pytest.mark.parametrize("name", ["dispatcher", "executor"])

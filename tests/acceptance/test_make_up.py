@@ -30,7 +30,7 @@ async def test_up_runs_jobs_until_down_and_leaves_no_process(tmp_path):
 
         developer = exports(folder)
         created = await aijobs("jobs", "create", "synthetic", "--user", "me", "--watch", environment=developer)
-        assert (created.status, created.err) == (0, "")
+        assert (created.status, created.err) == (0, ""), (created, up.said)
         assert "succeeded" in created.out
         types = await aijobs("--json", "types", environment=developer)
         assert types.status == 0
