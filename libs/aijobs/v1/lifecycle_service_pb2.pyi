@@ -249,7 +249,7 @@ class LockResult(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___ItemError:
-        """JOB_NOT_FOUND, JOB_FINISHED or LEASE_CONFLICT: acknowledge the message and forget it."""
+        """JOB_NOT_FOUND, ILLEGAL_TRANSITION (it has ended) or LEASE_CONFLICT: acknowledge the message and forget it."""
 
     def __init__(
         self,
