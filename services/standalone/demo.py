@@ -107,9 +107,10 @@ def _result(console: Console, job: job_pb2.Job, provider: ProviderName) -> int:
         return 1
     output: Mapping[str, Any] = json.loads(job.output_json)
     console.print()
-    pretty = JSON.from_data(output).text
-    pretty.no_wrap, pretty.overflow = False, "fold"
-    console.print(Panel(pretty, title="validated output", title_align="left", border_style="green"))
+    console.rule("validated output", align="left", style="green")
+    # In a panel its lines would be cut off.
+    console.print(JSON.from_data(output), soft_wrap=True)
+    console.rule(style="green")
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  hash", job.output_hash[:16] + "…", "SHA-256 over its canonical JSON (RFC 8785)")
     facts.add_row("  artifact", job.artifacts[0].type, job.artifacts[0].id)

@@ -1,6 +1,6 @@
 """Engines for tests: one for a module, or one that a test may spoil."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from uuid import uuid4
 
 import pytest
@@ -8,9 +8,21 @@ import pytest_asyncio
 
 from deploy.local.broker import BrokerAddress
 from deploy.local.database import DatabaseAddress
+from deploy.local.guarded import tail
 from tests.acceptance.engine import Engine
 
 MakeEngine = Callable[..., Awaitable[Engine]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the services logged during a test that failed."""
+    report = yield
+    engine = getattr(item, "funcargs", {}).get("engine")
+    if report.when == "call" and report.failed and isinstance(engine, Engine):
+        for process in engine.processes:
+            report.sections.append((f"log of {process.name}", tail(process.log, lines=60)))
+    return report
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

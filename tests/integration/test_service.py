@@ -1,6 +1,7 @@
 """The life of a service process, shown by real processes and signals."""
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -9,13 +10,15 @@ import pytest
 SERVICE = """
 import asyncio, sys
 from aijobs import logs
-from aijobs.service import background, run_service
+from aijobs.service import CannotRun, background, run_service
 
 class Loop:
     name = "relay"
     async def run(self):
         if {broken!r} == "raises":
             raise RuntimeError("lost")
+        if {broken!r} == "loop cannot run":
+            raise CannotRun("the queue is made of cheese; bake another")
         if {broken!r} == "returns":
             return
         try:
@@ -26,6 +29,8 @@ class Loop:
 async def main(stop):
     if {broken!r} == "main":
         raise RuntimeError("no start")
+    if {broken!r} == "main cannot run":
+        raise CannotRun("the queue is made of cheese; bake another")
     async with background(stop, Loop()):
         print("up", flush=True)
         await stop.wait()
@@ -94,3 +99,15 @@ async def test_a_service_that_fails_says_why_in_its_log_and_exits_1() -> None:
     assert process.returncode == 1
     assert b"RuntimeError: no start" in err
     assert all(text.startswith(b"{") for text in err.splitlines())
+
+
+@pytest.mark.parametrize("broken", ["main cannot run", "loop cannot run"])
+async def test_what_a_service_cannot_run_on_is_one_line_without_a_traceback(broken: str) -> None:
+    process = await start(broken)
+    async with asyncio.timeout(20):
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    (event,) = [json.loads(text) for text in err.splitlines()]
+    assert (event["event"], event["level"]) == ("the service cannot run", "error")
+    assert event["why"] == "the queue is made of cheese; bake another"
+    assert "exception" not in event
