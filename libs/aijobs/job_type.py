@@ -72,8 +72,8 @@ class EarlierError:
 class ProgressReport(Protocol):
     """Tells the engine how far an execution is."""
 
-    def __call__(self, percent: int) -> None:
-        """Report a percentage from 0 to 100; users see it with the next heartbeat. Never blocks."""
+    def __call__(self, percent: float) -> None:
+        """Report a percentage from 0 to 100; users see it, rounded, with the next heartbeat. Never blocks."""
         ...
 
 

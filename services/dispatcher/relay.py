@@ -25,6 +25,8 @@ from services.dispatcher.messages import ClaimedEvent, UnusableEvent, to_message
 
 POLL_WAIT = timedelta(seconds=20)
 PUBLISH_TIMEOUT = timedelta(seconds=5)
+#: How long the end of the process waits for the batch in hand.
+FINISH_WITHIN = timedelta(seconds=5)
 #: Of a claim's time; later a confirm might come after somebody else has taken the event over.
 PUBLISHABLE_SHARE = 0.5
 log = structlog.get_logger()
@@ -95,6 +97,8 @@ class Relay:
         self._publisher = publisher
         self._claim_size = claim_size
         self._backoff = Backoff()
+        #: False while the broker, though connected, takes no message.
+        self._taking = True
         #: Token of a claim that was asked for and not answered yet.
         self._open_claim: str | None = None
         #: Set while the broker is connected and the jobs service answers.
@@ -120,9 +124,12 @@ class Relay:
         except AijobsError as error:
             await self._wait(f"the jobs service does not answer: {error.message}")
         else:
-            self._works()
             if claim.events:
-                await self._to_its_end(self._publish_and_settle(claim_token, claim))
+                self._taking = await self._to_its_end(self._publish_and_settle(claim_token, claim))
+            if self._taking:
+                self._works()
+            else:
+                await self._wait("the broker takes no message")
 
     async def _claim(self) -> tuple[str, Claim]:
         """Claim with a fresh token, or with that of a claim whose answer is still owed."""
@@ -135,25 +142,29 @@ class Relay:
         return claim_token, claim
 
     @staticmethod
-    async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-        """Do work that is finished before a cancellation takes effect."""
+    async def _to_its_end(work: Coroutine[Any, Any, bool]) -> bool:
+        """Do work that is finished before a cancellation takes effect, if that does not take long."""
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await task
+            await asyncio.wait({task}, timeout=FINISH_WITHIN.total_seconds())
+            if task.cancel():
+                log.warning("batch left behind; its claim runs out by itself")
             raise
 
-    async def _publish_and_settle(self, claim_token: str, claim: Claim) -> None:
+    async def _publish_and_settle(self, claim_token: str, claim: Claim) -> bool:
+        """Publish and settle claimed events; False if the broker took none of them."""
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(claim.lease.total_seconds() * PUBLISHABLE_SHARE):
                 settlements = await asyncio.gather(*(self._publish(event) for event in claim.events))
         except TimeoutError:
             log.warning("publishing took too long; the claim runs out", events=len(claim.events))
-            return
+            return False
         spent = timedelta(seconds=asyncio.get_running_loop().time() - started)
         await self._settle(claim_token, settlements, claim.lease - spent)
+        return any(not isinstance(settlement.result, Released) for settlement in settlements)
 
     async def _publish(self, event: ClaimedEvent) -> Settlement:
         try:

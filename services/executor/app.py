@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pkgutil import resolve_name
 from uuid import uuid4
 
@@ -11,7 +12,6 @@ import grpc
 
 from aijobs.broker.port import Broker
 from aijobs.definition import JobDefinition
-from aijobs.job_type import ModelGateway
 from aijobs.registry import Registry
 from aijobs.rpc.channel import open_channel
 from aijobs.rpc.readiness import Readiness
@@ -25,13 +25,17 @@ from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
 from services.executor.engine.resolve import Handler, Resolve
 from services.executor.gateway.gateway import Gateway
+from services.executor.gateway.provider import Provider
 from services.executor.gateway.settings import build_provider
 from services.executor.handlers import HandlerLoop
 from services.executor.heartbeats import Heartbeats
 from services.executor.leases import Lease
-from services.executor.ledger import RemoteLedger
+from services.executor.ledger import LedgerWriter, RemoteLedger
 from services.executor.lifecycle_client import LifecycleClient
 from services.executor.settings import ExecutorSettings
+
+#: How long the end of the process waits for usage rows that are not stored yet.
+LEDGER_DRAIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class ExecutorApp:
     server: RpcServer
     channel: grpc.aio.Channel
     handlers: HandlerLoop
+    provider: Provider
+    ledger: LedgerWriter
     heartbeats: Heartbeats
     consumers: Sequence[QueueConsumer]
 
@@ -68,7 +74,8 @@ class ExecutorApp:
             async with background(stop, self.heartbeats), background(stop, readiness, *self.consumers):
                 await stop.wait()
         finally:
-            await self.handlers.stop()
+            await self.handlers.stop(self.provider.close)
+            await self.ledger.drain(LEDGER_DRAIN)
             await self.channel.close()
             await self.server.stop(self.settings.drain_time)
 
@@ -79,22 +86,24 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     # New at every start: leases belong to a process, not to a name (LC-8).
     client = LifecycleClient(channel, f"executor-{uuid4().hex}")
     provider = build_provider(settings)
+    ledger = LedgerWriter(client)
     main_loop = asyncio.get_running_loop()
 
-    def open_gateway(lease: Lease, call_numbers: Iterator[int]) -> ModelGateway:
+    def make_gateway(lease: Lease, call_numbers: Iterator[int]) -> Gateway:
         return Gateway(
             provider=provider,
             models=settings.models,
-            ledger=RemoteLedger(client, lease, main_loop),
+            ledger=RemoteLedger(ledger, lease, main_loop),
             monotonic=time.monotonic,
             call_numbers=call_numbers,
         )
 
     handlers = HandlerLoop()
     heartbeats = Heartbeats(client, settings.heartbeat_interval)
+    types = {definition.job_type: _load(definition) for definition in registry.values()}
     engine = Engine(
         prepare=Prepare(client),
-        resolve=Resolve({definition.job_type: _load(definition) for definition in registry.values()}, open_gateway),
+        resolve=Resolve(types, handlers, make_gateway),
         execute=Execute(handlers),
         project=Project(handlers),
         complete=Complete(client),
@@ -105,6 +114,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         server=RpcServer(settings.listen, settings.verifier()),
         channel=channel,
         handlers=handlers,
+        provider=provider,
+        ledger=ledger,
         heartbeats=heartbeats,
         consumers=[
             QueueConsumer(broker, queue, slots, engine, settings.drain_time) for queue, slots in settings.slots.items()

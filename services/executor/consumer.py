@@ -13,12 +13,12 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aijobs.backoff import Backoff
-from aijobs.broker.port import Broker, BrokerUnavailable, Consumer, Delivery
+from aijobs.broker.port import LARGEST_BODY, Broker, BrokerUnavailable, Consumer, Delivery
+from aijobs.logs import place_of
 from services.executor.engine.engine import Engine
 
 #: How long a message that we cannot use is held before it goes back: a newer executor may know its job type.
 REQUEUE_PAUSE = timedelta(seconds=5)
-LARGEST_BODY = 64 * 1024
 log = structlog.get_logger()
 
 
@@ -49,15 +49,19 @@ class QueueConsumer:
 
     async def run(self) -> None:
         """Consume until cancelled."""
-        while True:
-            consumer = self._broker.consumer(self._queue, self._slots)
-            try:
-                async with consumer:
-                    await self._consume(consumer)
-            except BrokerUnavailable as error:
-                self.consuming.clear()
-                log.warning("not consuming", queue=self._queue, error=str(error))
-            await self._backoff.wait()
+        try:
+            while True:
+                consumer = self._broker.consumer(self._queue, self._slots)
+                try:
+                    async with consumer:
+                        await self._consume(consumer)
+                except BrokerUnavailable as error:
+                    self.consuming.clear()
+                    log.warning("not consuming", queue=self._queue, error=str(error))
+                await self._backoff.wait()
+        finally:
+            # Also when the broker is away just now: runs need the jobs service, not the broker.
+            await self._drain()
 
     async def _consume(self, consumer: Consumer) -> None:
         log.info("consuming", queue=self._queue, slots=self._slots)
@@ -69,13 +73,14 @@ class QueueConsumer:
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
         except asyncio.CancelledError:
-            await self._drain(consumer)
+            # The connection stays open for the acknowledgements of what still runs.
+            await consumer.stop()
+            await self._drain()
             raise
 
-    async def _drain(self, consumer: Consumer) -> None:
-        """Receive no more, and give what runs its time; the connection stays open for their acknowledgements."""
+    async def _drain(self) -> None:
+        """Give what runs its time, and cut off what needs longer."""
         self.consuming.clear()
-        await consumer.stop()
         if not self._running:
             return
         log.info("draining", queue=self._queue, runs=len(self._running))
@@ -100,9 +105,9 @@ class QueueConsumer:
         async with self._free:
             try:
                 await self._engine.run(str(message.job_id))
-            except Exception:
-                # A fault of the engine itself: somebody else may do better, and the slot must not leak.
-                log.exception("run broke", job_id=str(message.job_id))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the slot must not leak
+                # The job could not be locked, or the engine itself broke: somebody else may do better.
+                log.error("job not run; its message goes back", job_id=str(message.job_id), error=place_of(error))
                 await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
                 await delivery.requeue()
                 return

@@ -24,13 +24,24 @@ class HandlerLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="handlers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="handlers", daemon=True)
+        self._stopping = False
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised in a task or a callback that a handler had started: it must not take the other runs along.
+                log.error("a handler tried to end the process", error=type(error).__name__)
+
+    async def run(
+        self, work: Callable[[], Coroutine[Any, Any, T]], name: str, *, before_cancel: Callable[[], None] | None = None
+    ) -> T:
         """Run `work()` on the handlers' loop and return what it returns.
 
         Cancelled, it cancels the work and waits for its end, but not longer than a second: a handler that ignores
@@ -39,6 +50,7 @@ class HandlerLoop:
         Args:
             work: makes the coroutine; called on the handlers' loop.
             name: of the handler, for the log.
+            before_cancel: called first when the work is cancelled.
 
         Raises:
             Exception: what the work raises.
@@ -52,7 +64,7 @@ class HandlerLoop:
             main.call_soon_threadsafe(_copy, finished, done)
 
         def start() -> None:
-            task.append(self._loop.create_task(_contained(work()), name=name))
+            task.append(self._loop.create_task(_contained(work), name=name))
             task[0].add_done_callback(finish)
 
         def cancel() -> None:
@@ -62,6 +74,8 @@ class HandlerLoop:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
+            if before_cancel is not None:
+                before_cancel()
             if not done.done():
                 self._loop.call_soon_threadsafe(cancel)
                 await asyncio.wait({done}, timeout=ABANDON_AFTER.total_seconds())
@@ -70,39 +84,53 @@ class HandlerLoop:
             done.add_done_callback(_retrieve)
             raise
 
-    async def stop(self) -> None:
-        """Cancel whatever still runs and end the thread; a handler that blocks it is left behind."""
+    async def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Cancel whatever still runs, do `last` on the handlers' loop, and end the thread.
+
+        A handler that blocks the loop is left behind.
+        """
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        self._stopping = True
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, ABANDON_AFTER.total_seconds())
         if self._thread.is_alive():
             log.warning("a handler blocks its event loop; it ends with the process")
         else:
             self._loop.close()
 
-    def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
+        half = ABANDON_AFTER.total_seconds() / 2
         if tasks:
-            waiting = asyncio.ensure_future(
-                asyncio.wait(tasks, timeout=ABANDON_AFTER.total_seconds() / 2), loop=self._loop
-            )
-            waiting.add_done_callback(lambda _: self._loop.stop())
-        else:
-            self._loop.stop()
+            await asyncio.wait(tasks, timeout=half)
+        if last is not None:
+            await asyncio.wait({asyncio.ensure_future(last())}, timeout=half)
+        self._loop.stop()
 
 
 class HandlerExit(Exception):
-    """A handler tried to end the process with `sys.exit` or a KeyboardInterrupt."""
+    """A handler ended in a way that would have ended more than itself."""
 
 
-async def _contained(work: Coroutine[Any, Any, T]) -> T:
-    """Turn what would end the thread, and with it every other run, into a failure of this run."""
+async def _contained(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Turn every end that is not ours into a failure of this run.
+
+    A SystemExit would end the thread, and with it every other run; a CancelledError that nobody asked for (of an inner
+    task that the handler itself cancelled) would look as if the engine had cancelled the run.
+    """
+    task = asyncio.current_task()
     try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as error:
+        return await work()
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling():
+            raise
+        raise HandlerExit(type(error).__name__) from error
+    except Exception:
+        raise
+    except BaseException as error:
         raise HandlerExit(type(error).__name__) from error
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import structlog
 
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, JobNotFound, LeaseLost
 from services.executor.leases import Beat, Lease, StopReason, StopSwitch
 from services.executor.lifecycle_client import LifecycleClient, Refused
 
@@ -43,12 +43,6 @@ class Heartbeats:
         finally:
             self._beats.discard(beat)
 
-    def stop_all(self, reason: StopReason) -> int:
-        """Tell every run to stop and return how many there are."""
-        for beat in self._beats:
-            beat.switch.stop(reason)
-        return len(self._beats)
-
     async def run(self) -> None:
         """Renew leases until cancelled. Never ends by a fault of the jobs service."""
         loop = asyncio.get_running_loop()
@@ -78,8 +72,11 @@ class Heartbeats:
             return
         for beat, sent, result in zip(beats, progress, results, strict=True):
             if isinstance(result, Refused):
-                log.warning("lease lost", job_id=beat.lease.job_id, attempt=beat.lease.attempt)
-                beat.switch.stop(StopReason.LEASE_LOST)
+                # Whatever else is wrong, the next heartbeat may put it right.
+                lost = result.reason in (LeaseLost.reason, JobNotFound.reason)
+                log.warning("lease not renewed", job_id=beat.lease.job_id, reason=result.reason, lost=lost)
+                if lost:
+                    beat.switch.stop(StopReason.LEASE_LOST)
                 continue
             if beat.progress == sent:
                 beat.progress = None

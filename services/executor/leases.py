@@ -39,8 +39,6 @@ class StopReason(StrEnum):
     CANCEL_REQUESTED = "cancel_requested"
     #: Another attempt owns the job: report nothing.
     LEASE_LOST = "lease_lost"
-    #: This process ends: report nothing.
-    SHUTDOWN = "shutdown"
 
 
 class RunStopped(Exception):
@@ -107,7 +105,7 @@ class Beat:
 
     def report_progress(self, percent: int) -> None:
         """Note how far the run is; the next renewal carries it."""
-        self.progress = max(0, min(100, percent))
+        self.progress = percent
         self.on_progress()
 
 

@@ -8,14 +8,14 @@ import grpc
 import structlog
 
 from aijobs.backoff import Backoff
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, InternalError
 from aijobs.job_type import EarlierError
 from aijobs.rpc.status import from_rpc_error
 from aijobs.v1 import job_pb2, lifecycle_service_pb2, lifecycle_service_pb2_grpc
-from services.executor.engine.outcomes import Cancelled, Failed, Succeeded
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import TokenSource
 from services.executor.leases import Beat, Lease, LeasedJob
+from services.executor.outcomes import Cancelled, Failed, Succeeded
 
 CALL_TIMEOUT = timedelta(seconds=10)
 TOKEN_SOURCES = {
@@ -100,14 +100,33 @@ class LifecycleClient:
         ]
 
     async def submit(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
-        """Report what became of a run, trying until the jobs service answers.
+        """Report what became of a run, trying as long as the jobs service is merely away.
 
         Nothing is lost by trying long: the lease is renewed meanwhile, and a report with a lost lease is refused.
+
+        Raises:
+            AijobsError: the report as such is not taken: too large, not permitted, a fault of the service.
+
         """
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._submit(lease, outcome)
+            except AijobsError as error:
+                if not error.transient:
+                    raise
+                log.warning("outcome not stored yet", job_id=lease.job_id, error=error.message)
+            await backoff.wait()
+
+    async def _submit(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
         request = lifecycle_service_pb2.SubmitOutcomesRequest(
             executor_id=self._executor_id, items=[_outcome(lease, outcome)]
         )
-        result = await self._submit(request, lease.job_id)
+        try:
+            response = await self._stub.SubmitOutcomes(request, timeout=CALL_TIMEOUT.total_seconds())
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        (result,) = response.results
         if result.HasField("error"):
             return _refused(result.error)
         accepted = result.accepted
@@ -115,19 +134,6 @@ class LifecycleClient:
             state=job_pb2.JobState.Name(accepted.job.state),
             backoff=accepted.backoff.ToTimedelta() if accepted.run_again else None,
         )
-
-    async def _submit(
-        self, request: lifecycle_service_pb2.SubmitOutcomesRequest, job_id: str
-    ) -> lifecycle_service_pb2.OutcomeResult:
-        backoff = Backoff()
-        while True:
-            try:
-                response = await self._stub.SubmitOutcomes(request, timeout=CALL_TIMEOUT.total_seconds())
-            except grpc.aio.AioRpcError as error:
-                log.warning("outcome not stored yet", job_id=job_id, error=from_rpc_error(error).message)
-                await backoff.wait()
-            else:
-                return response.results[0]
 
     async def record(self, lease: Lease, call: CallOpened | CallSettled) -> None:
         """Store a model call in the ledger.
@@ -143,7 +149,7 @@ class LifecycleClient:
             raise from_rpc_error(error) from error
         (result,) = response.results
         if result.HasField("error"):
-            raise AijobsError(f"usage refused: {result.error.reason}: {result.error.message}")
+            raise InternalError(f"usage refused: {result.error.reason}: {result.error.message}")
 
 
 def _refused(error: lifecycle_service_pb2.ItemError) -> Refused:

@@ -1,7 +1,9 @@
 """Job types whose handlers do what they should not, for tests of the engine."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from aijobs.definition import Execution, JobDefinition, Metadata, Queue, Routing, Schema
 from aijobs.failures import ExecutionFailed
-from aijobs.job_type import Artifact, ExecutionContext, ProjectedJob, Projection, artifact_id
+from aijobs.job_type import Artifact, ExecutionContext, ModelRequest, ProjectedJob, Projection, artifact_id
 
 SECRET = "the learner wrote this"
 
@@ -58,6 +60,43 @@ async def _progress(context: ExecutionContext[Odd]) -> JsonValue:
     return {}
 
 
+async def _cancels_itself(context: ExecutionContext[Odd]) -> JsonValue:
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    inner.cancel()
+    await inner
+    return None
+
+
+async def _bad_code(context: ExecutionContext[Odd]) -> JsonValue:
+    raise ExecutionFailed("Provider down", "no code of the taxonomy")
+
+
+async def _surrogates(context: ExecutionContext[Odd]) -> JsonValue:
+    raise ExecutionFailed("CREDENTIAL_ODD", "lone \ud800 surrogate", feedback="\ud800" + "x" * 5_000_000)
+
+
+async def _float_progress(context: ExecutionContext[Odd]) -> JsonValue:
+    context.progress(33.3)
+    return {}
+
+
+async def _spend_on(context: ExecutionContext[Odd]) -> JsonValue:
+    """Go on after the end, and ask for a model."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    try:
+        await context.models.generate_json(ModelRequest(messages=[], output_schema={"type": "object"}))
+    except Exception as error:
+        SPENT.append(type(error).__name__)
+        raise
+    SPENT.append("a model was asked")
+    return None
+
+
+#: What became of the calls of handlers that went on after their run.
+SPENT: list[str] = []
+
+
 RETURNS: dict[str, JsonValue | object] = {
     "return_nothing": None,
     "return_text": "no object",
@@ -66,11 +105,15 @@ RETURNS: dict[str, JsonValue | object] = {
     "return_nan": {"value": float("nan")},
     "return_infinity": {"value": [float("inf")]},
     "return_large_integer": {"value": 2**60},
+    "return_large_float": {"value": 1e16},
     "return_surrogate": {"value": "\ud800"},
     "return_nul": {"value": "a\x00b"},
     "return_too_much": {"value": "x" * (2 * 1024 * 1024 + 1)},
     "return_object_that_is_no_json": {"value": object()},
     "return_deep": {"value": [[[[["deep"]]]]]},
+    "return_bad_ordinal": {"value": "bad ordinal"},
+    "return_bad_type": {"value": "bad type"},
+    "return_endless": {"value": "endless"},
     "return_ok": {"value": {"b": 1, "a": 2.0}, "numbers": [1]},
 }
 HANDLERS: dict[str, Callable[[ExecutionContext[Odd]], Any]] = {
@@ -80,6 +123,11 @@ HANDLERS: dict[str, Callable[[ExecutionContext[Odd]], Any]] = {
     "fail": _fail,
     "model": _model,
     "progress": _progress,
+    "cancels_itself": _cancels_itself,
+    "bad_code": _bad_code,
+    "surrogates": _surrogates,
+    "float_progress": _float_progress,
+    "spend_on": _spend_on,
 }
 
 
@@ -96,6 +144,12 @@ def project(job: ProjectedJob, output: BaseModel) -> Projection:
     assert isinstance(output, Output)
     if output.numbers == [3, 1]:
         raise ZeroDivisionError(SECRET)
+    if output.value == "bad ordinal":
+        return Projection(artifacts=[Artifact(type="odd", artifact_id="a", ordinal=2**40, content={})])
+    if output.value == "bad type":
+        return Projection(artifacts=[Artifact(type="x" * 65, artifact_id="a", ordinal=0, content={})])
+    if output.value == "endless":
+        time.sleep(3)
     if output.numbers == [1]:
         content: JsonValue = output.value
         return Projection(
@@ -131,6 +185,7 @@ def definition(job_type: str, *, projects: bool = False, **execution: Any) -> Jo
 DEFINITIONS = [
     definition("odd"),
     definition("odd_projected", projects=True),
+    definition("odd_brief_projected", projects=True, timeout=timedelta(seconds=1), max_retries=0),
     definition("odd_brief", timeout=timedelta(seconds=1), abort_strategy="retry", max_retries=1),
     definition("odd_brief_once", timeout=timedelta(seconds=1), abort_strategy="fail"),
 ]

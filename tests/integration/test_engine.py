@@ -23,7 +23,7 @@ from services.jobs import app as jobs_app
 from services.jobs.migrate import upgrade_with
 from services.jobs.settings import JobsSettings
 from services.standalone.engine import ANY_PORT, NO_BROKER, Service, embedded, start
-from tests.integration.odd_jobs import DEFINITIONS, SECRET, definition
+from tests.integration.odd_jobs import DEFINITIONS, SECRET, SPENT, definition
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,6 +78,7 @@ async def test_a_handler_may_return_a_model(client: Client) -> None:
         "return_nan",
         "return_infinity",
         "return_large_integer",
+        "return_large_float",
         "return_surrogate",
         "return_nul",
     ],
@@ -96,8 +97,11 @@ async def test_an_output_that_cannot_be_stored_is_tried_again_then_fails(client:
         ("raise", "INTERNAL_HANDLER_ERROR"),
         ("timeout_error", "INTERNAL_HANDLER_ERROR"),
         ("return_object_that_is_no_json", "VALIDATION_OUTPUT"),
-        ("return_too_much", "INTERNAL_RESULT_REFUSED"),
+        ("return_too_much", "INTERNAL_RESULT_TOO_LARGE"),
         ("unheard_of", "INTERNAL_HANDLER_ERROR"),
+        ("cancels_itself", "INTERNAL_HANDLER_ERROR"),
+        ("bad_code", "INTERNAL_HANDLER_ERROR"),
+        ("surrogates", "CREDENTIAL_ODD"),
     ],
 )
 async def test_a_broken_handler_fails_the_job_and_leaks_nothing(client: Client, do: str, code: str) -> None:
@@ -117,6 +121,34 @@ async def test_a_broken_projector_fails_the_job_and_leaves_no_artifact(client: C
         "execution_failed INTERNAL_PROJECTOR_ERROR",
         "failed INTERNAL_PROJECTOR_ERROR",
     ]
+
+
+@pytest.mark.parametrize("do", ["return_bad_ordinal", "return_bad_type"])
+async def test_an_artifact_that_cannot_be_stored_is_the_projectors_failure(client: Client, do: str) -> None:
+    job, _ = await ended(client, do, "odd_projected")
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "INTERNAL_PROJECTOR_ERROR")
+
+
+async def test_the_timeout_bounds_the_projector_too(client: Client) -> None:
+    """EX-4. It blocks the handlers' loop; nobody else's lease suffers, and the job does not run for ever."""
+    job, _ = await ended(client, "return_endless", "odd_brief_projected")
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "TIMEOUT")
+
+
+async def test_progress_may_be_any_number(client: Client) -> None:
+    job, _ = await ended(client, "float_progress")
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED
+
+
+async def test_a_handler_that_outlives_its_run_spends_nothing_more(client: Client) -> None:
+    SPENT.clear()
+    created = await client.create("odd", user_id="user-1", input={"do": "spend_on"})
+    async with asyncio.timeout(20):
+        async for update in client.watch(created.job.job_id, after_sequence=0):
+            if update.transition.kind == "locked":
+                await client.cancel(created.job.job_id)
+    assert SPENT == ["GatewayClosed"]
+    assert (await client.get(created.job.job_id)).usage.calls == 0
 
 
 async def test_feedback_of_failed_executions_reaches_the_next_one(client: Client) -> None:

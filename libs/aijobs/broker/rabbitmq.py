@@ -104,12 +104,16 @@ class RabbitMqPublisher:
         self._broker = broker
         self._connection: AbstractConnection | None = None
         self._exchanges: dict[str, AbstractExchange] = {}
+        #: False: a work queue was found missing, so the next connect declares all of them.
+        self._declared = True
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
         """Connect, unless connected."""
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed:
+                if not self._declared:
+                    await self._declare_again(self._connection)
                 return
             connection = await self._broker.connection("publisher")
             try:
@@ -121,6 +125,15 @@ class RabbitMqPublisher:
                 await _close(connection)
                 raise BrokerUnavailable("the broker broke off while connecting") from error
             self._connection = connection
+            self._declared = True
+
+    async def _declare_again(self, connection: AbstractConnection) -> None:
+        try:
+            await _declare(connection)
+        except FAULTS as error:
+            await self._drop(connection)
+            raise BrokerUnavailable("the broker broke off while declaring") from error
+        self._declared = True
 
     async def publish(self, message: Message, within: timedelta) -> None:
         """Publish a message and wait for its confirm."""
@@ -145,8 +158,8 @@ class RabbitMqPublisher:
                 timeout=within.total_seconds(),
             )
         except PublishError as error:
-            # Returned: nothing is bound there. The next connect declares the queue again.
-            await self._drop(connection)
+            # Returned: nothing is bound there. The connection is as good as before for every other message.
+            self._declared = False
             raise QueueMissing(f"no queue {message.queue}") from error
         except DeliveryError as error:
             # Nacked: a channel opened during a leader election nacks for ever, so it must go.

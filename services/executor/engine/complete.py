@@ -5,11 +5,14 @@ from datetime import timedelta
 
 import structlog
 
-from aijobs.errors import CancelRequested, InvalidInput
-from services.executor.engine.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
+from aijobs.errors import AijobsError, CancelRequested, IllegalTransition, JobNotFound, LeaseLost
+from aijobs.logs import place_of
 from services.executor.leases import Lease
-from services.executor.lifecycle_client import LifecycleClient, Refused
+from services.executor.lifecycle_client import Accepted, LifecycleClient, Refused
+from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
 
+#: The run is over for us, whatever we think of it.
+NO_LONGER_OURS = frozenset({LeaseLost.reason, JobNotFound.reason, IllegalTransition.reason})
 log = structlog.get_logger()
 
 
@@ -32,35 +35,47 @@ class Complete:
         self._client = client
 
     async def __call__(self, lease: Lease, execution: int, outcome: Outcome) -> Ended | RunAgain:
-        """Report an outcome and return what follows."""
+        """Report an outcome and return what follows.
+
+        A report that is not taken as it is, is followed by the one that remains: a cancel to confirm, or a failure
+        that says so. If that is not taken either, the run ends unreported, and its lease runs out.
+        """
         if isinstance(outcome, Abandoned):
             log.warning("run abandoned", job_id=lease.job_id, attempt=lease.attempt)
             return Ended()
-        answer = await self._client.submit(lease, outcome)
+        answer = await self._report(lease, outcome)
+        if isinstance(answer, Refused) and answer.reason not in NO_LONGER_OURS:
+            answer = await self._report(lease, _instead(execution, outcome, answer))
         if isinstance(answer, Refused):
-            return await self._refused(lease, execution, outcome, answer)
+            if answer.reason not in NO_LONGER_OURS:
+                log.error("run ends unreported", job_id=lease.job_id, attempt=lease.attempt, reason=answer.reason)
+            return Ended()
+        return Ended() if answer.backoff is None else RunAgain(backoff=answer.backoff)
+
+    async def _report(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
+        try:
+            answer = await self._client.submit(lease, outcome)
+        except AijobsError as error:
+            answer = Refused(reason=error.reason, message=error.message)
+        except Exception as error:  # noqa: BLE001 - a report that cannot be built must fail the job, not strand it
+            answer = Refused(reason="INTERNAL", message=place_of(error))
         # The outcome's own texts stay out of the log (AP-6).
-        log.info(
-            "run reported",
+        report = log.bind(
             job_id=lease.job_id,
             attempt=lease.attempt,
             outcome=type(outcome).__name__.lower(),
             code=outcome.code if isinstance(outcome, Failed) else None,
-            state=answer.state,
         )
-        return Ended() if answer.backoff is None else RunAgain(backoff=answer.backoff)
+        if isinstance(answer, Refused):
+            report.warning("report refused", reason=answer.reason)
+        else:
+            report.info("run reported", state=answer.state)
+        return answer
 
-    async def _refused(
-        self, lease: Lease, execution: int, outcome: Succeeded | Failed | Cancelled, refusal: Refused
-    ) -> Ended | RunAgain:
-        log.warning("report refused", job_id=lease.job_id, attempt=lease.attempt, reason=refusal.reason)
-        match refusal.reason:
-            case CancelRequested.reason if not isinstance(outcome, Cancelled):
-                return await self(lease, execution, Cancelled())
-            case InvalidInput.reason if isinstance(outcome, Succeeded):
-                failed = Failed(
-                    execution=execution, code="INTERNAL_RESULT_REFUSED", internal=refusal.message, feedback=""
-                )
-                return await self(lease, execution, failed)
-            case _:
-                return Ended()
+
+def _instead(execution: int, outcome: Outcome, refusal: Refused) -> Failed | Cancelled:
+    """Choose what is left to report. The refusal's text may repeat keys of the output, so only its reason goes on."""
+    if refusal.reason == CancelRequested.reason:
+        return Cancelled()
+    what = "RESULT" if isinstance(outcome, Succeeded) else "REPORT"
+    return Failed(execution=execution, code=f"INTERNAL_{what}_REFUSED", internal=f"refused: {refusal.reason}")

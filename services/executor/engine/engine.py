@@ -7,6 +7,7 @@
 All retries of a job happen here, never in a library and never by broker redelivery.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -14,15 +15,17 @@ import structlog
 
 from aijobs.failures import ExecutionFailed
 from aijobs.job_type import EarlierError
+from aijobs.logs import place_of
 from services.executor.engine.complete import Complete, Ended
 from services.executor.engine.execute import Execute
-from services.executor.engine.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
 from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
 from services.executor.engine.resolve import Resolve
+from services.executor.handlers import HandlerExit
 from services.executor.heartbeats import Heartbeats
 from services.executor.leases import Beat, LeasedJob, RunStopped, StopReason
 from services.executor.lifecycle_client import Refused
+from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
 
 log = structlog.get_logger()
 
@@ -88,10 +91,13 @@ class Engine:
         except RunStopped as stopped:
             return _stopped(stopped)
         except ExecutionFailed as failure:
-            return Failed(execution=execution, code=failure.code, internal=failure.internal, feedback=failure.feedback)
-        except Exception as error:
-            log.exception("engine failed", job_id=leased.lease.job_id)
-            return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=type(error).__name__, feedback="")
+            return Failed.of(execution, failure)
+        except HandlerExit as error:
+            log.warning("handler failed", job_id=leased.lease.job_id, error=place_of(error))
+            return Failed(execution=execution, code="INTERNAL_HANDLER_ERROR", internal=str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must fail the job, not strand it
+            log.error("engine failed", job_id=leased.lease.job_id, error=place_of(error))
+            return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=place_of(error))
 
     async def _succeed(
         self,
@@ -101,9 +107,18 @@ class Engine:
         call_numbers: Iterator[int],
         beat: Beat,
     ) -> Succeeded:
-        resolved = self._resolve(leased, call_numbers)
-        executed = await self._execute(resolved, execution, earlier_errors, beat.report_progress)
-        return await self._project(executed)
+        """Run one execution within its time; everything that is somebody's code is inside of it (EX-4)."""
+        limit = self._resolve.timeout(leased.job_type)
+        deadline = asyncio.timeout(limit.total_seconds())
+        try:
+            async with deadline:
+                resolved = await self._resolve(leased, call_numbers)
+                executed = await self._execute(resolved, execution, earlier_errors, beat.report_progress)
+                return await self._project(executed)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise ExecutionFailed("TIMEOUT", f"not done within {limit.total_seconds():g} s") from error
 
 
 def _stopped(stopped: RunStopped) -> Cancelled | Abandoned:

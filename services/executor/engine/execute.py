@@ -1,8 +1,9 @@
-"""EXECUTE: call the handler within its time, validate what it returns, and hash it (EX-1, EX-4, EX-5)."""
+"""EXECUTE: call the handler, validate what it returns, and hash it (EX-1, EX-5)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -11,9 +12,12 @@ from aijobs import canonical
 from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
 from aijobs.job_type import EarlierError, ExecutionContext, ProgressReport
+from aijobs.logs import place_of
 from services.executor.engine.resolve import Resolved
 from services.executor.handlers import HandlerLoop
 
+#: Errors of earlier executions that a handler is told, the latest ones.
+MOST_EARLIER_ERRORS = 5
 log = structlog.get_logger()
 
 
@@ -43,10 +47,10 @@ class Execute:
         """Run one execution.
 
         Raises:
-            ExecutionFailed: `TIMEOUT`, `VALIDATION_OUTPUT`, `INTERNAL_HANDLER_ERROR`, or what the handler raised.
+            ExecutionFailed: `VALIDATION_OUTPUT`, `INTERNAL_HANDLER_ERROR`, or what the handler raised.
 
         """
-        leased, handler = resolved.leased, resolved.handler
+        leased = resolved.leased
         context = ExecutionContext(
             job_id=leased.lease.job_id,
             job_type=leased.job_type,
@@ -56,23 +60,30 @@ class Execute:
             input=resolved.input,
             models=resolved.models,
             progress=_across_threads(progress),
-            earlier_errors=tuple(earlier_errors),
+            earlier_errors=tuple(earlier_errors)[-MOST_EARLIER_ERRORS:],
         )
-        timeout = handler.definition.execution.timeout
-        deadline = asyncio.timeout(timeout.total_seconds())
         try:
-            async with deadline:
-                returned = await self._handlers.run(lambda: handler.execute(context), leased.job_type)
-        except ExecutionFailed:
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                raise ExecutionFailed("TIMEOUT", f"not done within {timeout.total_seconds():g} s") from error
-            # The traceback is for operators; it may name values of the job, so only its type leaves the process.
-            log.warning("handler failed", job_id=leased.lease.job_id, job_type=leased.job_type, error=_where(error))
-            raise ExecutionFailed("INTERNAL_HANDLER_ERROR", _where(error)) from error
-        output, text = _validated(handler.definition, returned)
-        return Executed(resolved=resolved, output=output, output_json=text, output_hash=canonical.digest(text))
+            # Closed before the handler hears of its end: one that goes on all the same must not go on to spend.
+            return await self._handlers.run(
+                lambda: _executed(resolved, context), leased.job_type, before_cancel=resolved.models.close
+            )
+        finally:
+            resolved.models.close()
+
+
+async def _executed(resolved: Resolved, context: ExecutionContext[Any]) -> Executed:
+    """Call the handler and validate, both on the handlers' loop: output models are somebody's code too."""
+    try:
+        returned = await resolved.handler.execute(context)
+        output, text = _validated(resolved.handler.definition, returned)
+    except ExecutionFailed:
+        raise
+    except Exception as error:
+        # The message of an exception may repeat what a user wrote, so only its place leaves the process.
+        place = place_of(error)
+        log.warning("handler failed", job_id=context.job_id, job_type=context.job_type, error=place)
+        raise ExecutionFailed("INTERNAL_HANDLER_ERROR", place) from error
+    return Executed(resolved=resolved, output=output, output_json=text, output_hash=canonical.digest(text))
 
 
 def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tuple[BaseModel, str]:
@@ -93,16 +104,8 @@ def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tu
 def _across_threads(progress: Callable[[int], None]) -> ProgressReport:
     loop = asyncio.get_running_loop()
 
-    def report(percent: int) -> None:
-        loop.call_soon_threadsafe(progress, percent)
+    def report(percent: float) -> None:
+        # Rounded here, where the author of the handler sees what is wrong with anything but a number.
+        loop.call_soon_threadsafe(progress, max(0, min(100, round(percent))))
 
     return report
-
-
-def _where(error: BaseException) -> str:
-    """Name an exception and the line that raised it, without its message: that may repeat what a user wrote."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" at {trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}" if trace is not None else ""
-    return f"{type(error).__name__}{place}"

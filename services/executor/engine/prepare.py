@@ -6,10 +6,11 @@ from uuid import uuid4
 import structlog
 
 from aijobs.backoff import Backoff
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, IllegalTransition, InternalError, JobNotFound, LeaseConflict
 from services.executor.leases import LeasedJob
 from services.executor.lifecycle_client import LifecycleClient, Refused
 
+NOT_OURS = frozenset({JobNotFound.reason, IllegalTransition.reason, LeaseConflict.reason})
 log = structlog.get_logger()
 
 
@@ -21,12 +22,25 @@ class Prepare:
         self._make_token = make_token
 
     async def __call__(self, job_id: str) -> LeasedJob | Refused:
-        """Lock the job, trying until the jobs service answers."""
+        """Lock the job, trying as long as the jobs service is merely away.
+
+        A refusal means that the job is not ours to run: it has ended, somebody else has it, or there is none.
+
+        Raises:
+            AijobsError: the lock as such is not possible now; the job may still wait for one.
+
+        """
         token = self._make_token()
         backoff = Backoff()
         while True:
             try:
-                return await self._client.lock(job_id, token)
+                leased = await self._client.lock(job_id, token)
             except AijobsError as error:
+                if not error.transient:
+                    raise
                 log.warning("job not locked yet", job_id=job_id, error=error.message)
-            await backoff.wait()
+                await backoff.wait()
+                continue
+            if isinstance(leased, Refused) and leased.reason not in NOT_OURS:
+                raise InternalError(f"lock refused: {leased.reason}")
+            return leased

@@ -30,6 +30,10 @@ CANCELLED = "CANCELLED"
 BROKEN = "INTERNAL_PROVIDER_ERROR"
 
 
+class GatewayClosed(Exception):
+    """What is left of a handler asked for a model although its execution is over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
     """How a call ended: with an object or with a failure, and what it used."""
@@ -77,15 +81,23 @@ class Gateway:
         self._numbers = call_numbers
         self._call_timeout = call_timeout
         self._settle_bound = settle_bound
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse every further call: the execution is over. May be called from another thread."""
+        self._closed = True
 
     async def generate_json(self, request: ModelRequest) -> JsonObject:
         """Ask a model once; see `aijobs.job_type.ModelGateway`.
 
         Raises:
+            GatewayClosed: the execution is over.
             ExecutionFailed: what the provider, the parser or the validator raised.
             asyncio.CancelledError: after the row was settled as CANCELLED, or `settle_bound` later.
 
         """
+        if self._closed:
+            raise GatewayClosed("the execution is over; its handler may call no more models")
         call = ProviderCall(
             model=self._models[request.tier],
             messages=request.messages,

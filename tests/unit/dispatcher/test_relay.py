@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from aijobs.backoff import Backoff
-from aijobs.broker.port import BrokerUnavailable, Message, MessageRefused
+from aijobs.broker.port import BrokerUnavailable, Message, MessageRefused, QueueMissing
 from aijobs.errors import Unreachable
 from services.dispatcher import relay as relay_module
 from services.dispatcher.messages import SENDABLE, ClaimedEvent
@@ -132,11 +132,46 @@ async def test_events_are_published_and_settled(jobs: Jobs, outbox: Outbox, publ
 async def test_an_outage_costs_no_attempt_and_the_message_keeps_its_id(
     jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
 ) -> None:
-    publisher.failures = [BrokerUnavailable("no confirm")] * 5
+    publisher.failures = [BrokerUnavailable("no confirm")] * 2
     await jobs.create()
     await until(outbox, "published 0")
     (row,) = await jobs.rows(outbox_events)
     assert (row["attempt_count"], row["event_id"]) == (0, publisher.published[0].message_id)
+
+
+async def test_a_broker_that_takes_nothing_is_no_hot_loop_and_not_working(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher
+) -> None:
+    """OB-4: claiming pauses, and readiness tells the truth."""
+    publisher.failures = [BrokerUnavailable("nack")] * 1000
+    await jobs.create()
+    relay = Relay(outbox, publisher, claim_size=10)
+    task = asyncio.create_task(relay.run())
+    async with asyncio.timeout(10):
+        while len(publisher.failures) > 998:
+            outbox.settled.clear()
+            await outbox.settled.wait()
+    assert outbox.claims < 50
+    assert not relay.working.is_set()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_event_that_cannot_be_sent_holds_up_nobody(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    good = Publisher.publish
+
+    async def picky(message: Message, within: timedelta) -> None:
+        if message.correlation_id == stuck:
+            raise QueueMissing("no such queue here")
+        await good(publisher, message, within)
+
+    publisher.publish = picky  # type: ignore[method-assign]  # as scripted
+    stuck = (await jobs.create()).job.job_id
+    for _ in range(5):
+        await jobs.create()
+    await until(outbox, "pending 0", *["published 0"] * 5)
 
 
 async def test_nothing_is_claimed_while_the_broker_is_away(jobs: Jobs, outbox: Outbox, publisher: Publisher) -> None:
@@ -206,6 +241,20 @@ async def test_stopping_finishes_the_batch_in_hand(jobs: Jobs, outbox: Outbox) -
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [row["status"] for row in await jobs.rows(outbox_events)] == ["published"]
+
+
+async def test_stopping_does_not_wait_for_a_jobs_service_that_is_away(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "FINISH_WITHIN", timedelta(milliseconds=50))
+    outbox.failing_settles = 10**6
+    await jobs.create()
+    task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
+    await publisher.arrived.wait()
+    task.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_stopping_gives_back_what_the_open_claim_had_got(

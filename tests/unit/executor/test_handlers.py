@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,43 @@ async def test_a_handler_cannot_end_the_process_or_the_thread(loop: HandlerLoop,
     with pytest.raises(HandlerExit):
         await loop.run(work, "leaving")
     assert await loop.run(other, "other") == 1
+
+
+async def test_a_cancelled_error_of_the_handlers_own_is_its_failure(loop: HandlerLoop) -> None:
+    """An inner task that the handler itself cancelled; nobody cancelled the run."""
+
+    async def work() -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+
+    with pytest.raises(HandlerExit):
+        await loop.run(work, "work")
+
+
+async def test_a_task_of_a_handler_cannot_end_the_thread_either(loop: HandlerLoop) -> None:
+    async def child() -> None:
+        raise SystemExit(3)
+
+    async def work() -> None:
+        await asyncio.gather(child())
+
+    async def other() -> int:
+        return 1
+
+    with pytest.raises(HandlerExit):
+        await loop.run(work, "leaving")
+    assert await loop.run(other, "other") == 1
+
+
+async def test_what_is_no_coroutine_function_fails_and_does_not_hang(loop: HandlerLoop) -> None:
+    def broken() -> Any:
+        raise LookupError("before any await")
+
+    with pytest.raises(LookupError):
+        await loop.run(broken, "broken")
+    with pytest.raises(TypeError):
+        await loop.run(lambda: 1, "no coroutine")  # type: ignore[arg-type, return-value]  # the point
 
 
 async def test_cancelling_reaches_the_work_and_waits_for_its_end(loop: HandlerLoop) -> None:
@@ -119,7 +157,13 @@ async def test_stopping_ends_what_still_runs() -> None:
 
     running = asyncio.create_task(loop.run(work, "work"))
     await asyncio.to_thread(started.wait)
-    await loop.stop()
+    closed: list[str] = []
+
+    async def close() -> None:
+        closed.append(threading.current_thread().name)
+
+    await loop.stop(close)
     assert ended.is_set()
+    assert closed == ["handlers"], "what belongs to the handlers' loop is closed there"
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -43,7 +43,7 @@ async def test_a_stop_cancels_the_work_and_says_why() -> None:
 
 async def test_a_stop_before_the_work_prevents_it() -> None:
     switch = StopSwitch()
-    switch.stop(StopReason.SHUTDOWN)
+    switch.stop(StopReason.CANCEL_REQUESTED)
     with pytest.raises(RunStopped):
         await switch.guard(never())
 
@@ -59,8 +59,8 @@ async def test_a_stop_ends_a_wait() -> None:
 @pytest.mark.parametrize(
     ("reasons", "stands"),
     [
-        ([StopReason.CANCEL_REQUESTED, StopReason.SHUTDOWN], StopReason.CANCEL_REQUESTED),
-        ([StopReason.SHUTDOWN, StopReason.CANCEL_REQUESTED], StopReason.SHUTDOWN),
+        ([StopReason.CANCEL_REQUESTED, StopReason.CANCEL_REQUESTED], StopReason.CANCEL_REQUESTED),
+        ([StopReason.LEASE_LOST, StopReason.CANCEL_REQUESTED], StopReason.LEASE_LOST),
         ([StopReason.CANCEL_REQUESTED, StopReason.LEASE_LOST], StopReason.LEASE_LOST),
     ],
 )

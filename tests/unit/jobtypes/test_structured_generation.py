@@ -23,7 +23,7 @@ def read(**values: object) -> StructuredGenerationInput:
     return StructuredGenerationInput.model_validate({"output_schema": SCHEMA, **values})
 
 
-def ignore(percent: int) -> None:
+def ignore(percent: float) -> None:
     pass
 
 

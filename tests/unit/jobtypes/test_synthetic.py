@@ -23,11 +23,11 @@ class NoModels:
 
 
 def context(
-    *, attempt: int = 1, failures: int = 0, reports: list[int] | None = None, **values: JsonValue
+    *, attempt: int = 1, failures: int = 0, reports: list[float] | None = None, **values: JsonValue
 ) -> ExecutionContext[SyntheticInput]:
     seen = [] if reports is None else reports
 
-    def progress(percent: int) -> None:
+    def progress(percent: float) -> None:
         seen.append(percent)
 
     return ExecutionContext(
@@ -69,7 +69,7 @@ def test_the_largest_count_of_failures_is_more_than_the_retries():
 
 
 async def test_progress_is_reported_in_steps():
-    reports: list[int] = []
+    reports: list[float] = []
     await execute(context(progress_steps=4, reports=reports))
     assert reports == [25, 50, 75, 100]
 

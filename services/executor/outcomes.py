@@ -2,6 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
+
+from aijobs.failures import ExecutionFailed
+
+LONGEST_INTERNAL = 2000
+LONGEST_FEEDBACK = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,17 @@ class Failed:
     execution: int
     code: str
     internal: str
-    feedback: str
+    feedback: str = ""
+
+    @classmethod
+    def of(cls, execution: int, failure: ExecutionFailed) -> Self:
+        """Make a report of what a handler raised; whatever its texts hold, the report can be sent."""
+        return cls(
+            execution=execution,
+            code=failure.code,
+            internal=_sendable(failure.internal, LONGEST_INTERNAL),
+            feedback=_sendable(failure.feedback, LONGEST_FEEDBACK),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +56,11 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """The lease is lost or this process ends. Not reported: it is no longer ours to say."""
+    """The lease is lost. Not reported: it is no longer ours to say."""
 
 
 Outcome = Succeeded | Failed | Cancelled | Abandoned
+
+
+def _sendable(text: str, longest: int) -> str:
+    return text.replace("\x00", "")[:longest].encode(errors="replace").decode()
