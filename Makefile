@@ -68,6 +68,9 @@ buf: $(VENV)/.dev
 	@cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code && ../$(BIN)/buf breaking --against released.binpb
 
 ##@ Change it
+.PHONY: setup
+setup: $(VENV)/.dev ## everything for development: test tools, linters, buf
+
 .PHONY: format
 format: $(VENV)/.dev ## format everything
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet . ; cd protos && ../$(BIN)/buf format --write

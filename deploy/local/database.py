@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import warnings
 from dataclasses import dataclass
 
 import aiomysql
@@ -54,6 +55,9 @@ class DatabaseAddress:
             UnreachableError: the server does not answer.
 
         """
+        if exist_ok:
+            # The server warns of what we asked for.
+            warnings.filterwarnings("ignore", message=".*database exists", category=aiomysql.Warning)
         await self._execute(
             f"CREATE DATABASE {'IF NOT EXISTS' if exist_ok else ''} {_quoted(name)} CHARACTER SET utf8mb4"
         )

@@ -221,12 +221,13 @@ class LocalUp:
         self._console.print(status_table(self._rows))
         self._console.print(
             f"call it:  source {self._shown(exports)}\n"
-            "          aijobs types\n"
-            "          aijobs jobs list\n"
+            "          .venv/bin/aijobs types\n"
+            "          .venv/bin/aijobs jobs list\n"
             '          grpcurl -plaintext -H "authorization: Bearer $AIJOBS_TOKEN" $AIJOBS_ADDRESS list\n'
             "stop it:  Ctrl-C here, or `make down`",
             markup=False,
             highlight=False,
+            soft_wrap=True,
         )
 
     @staticmethod

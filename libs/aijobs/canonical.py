@@ -17,6 +17,8 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 
 #: RFC 8785 carries numbers as IEEE 754 doubles: integers beyond this lose digits (ruling 35).
 LARGEST_INTEGER = 2**53 - 1
+#: Characters; more than any integer within the limit has.
+LONGEST_INTEGER = 40
 #: Floats below this have no exponent in RFC 8785.
 WRITTEN_AS_INTEGER = 1e21
 #: Deeper nesting is refused instead of exhausting the stack of some later reader.
@@ -36,7 +38,7 @@ def parse(text: str) -> JsonValue:
 
     """
     try:
-        value: JsonValue = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        value: JsonValue = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
     except json.JSONDecodeError as error:
         raise NotStrictJson(f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
@@ -94,6 +96,12 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise NotStrictJson(f"duplicate key {twice!r}")
     return result
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise NotStrictJson("integer beyond ±(2^53 - 1); send it as a string")
+    return int(digits)
 
 
 def _constant(name: str) -> NoReturn:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from aijobs.identifiers import is_identifier
 from aijobs.rpc.address import Address
 from aijobs.rpc.auth import TokenVerifier, require_loopback
 from aijobs.service import CannotRun
@@ -23,6 +24,9 @@ BAD_USAGE = 2
 
 #: Names of variables whose values are not repeated: URLs hold passwords.
 _CONFIDENTIAL = re.compile(r"SECRET|TOKEN|PASSWORD|KEY|URL|DSN|CREDENTIAL")
+
+#: Longer ones do not fit into a call's metadata.
+LONGEST_TOKEN = 8000
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
@@ -71,6 +75,13 @@ class ServiceSettings(BaseSettings):
         if secret is not None:
             TokenVerifier(secret.get_secret_value())
         return secret
+
+    @field_validator("token")
+    @classmethod
+    def _token_fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not is_identifier(token.get_secret_value(), most=LONGEST_TOKEN):
+            raise ValueError("must be one line of printable ASCII characters without blanks")
+        return token
 
     @model_validator(mode="after")
     def _open_servers_need_a_secret(self) -> Self:

@@ -45,6 +45,7 @@ def program(
 
 def main() -> None:
     """Run the program and exit with its status."""
+    _have_outputs()
     arguments = _json_first(sys.argv[1:])
     output = Output(machine="--json" in arguments[:1])
     try:
@@ -56,8 +57,9 @@ def main() -> None:
     sys.exit(status)
 
 
-def _run(arguments: list[str], output: Output) -> int:
+def _run(arguments: list[str], output: Output) -> int:  # noqa: PLR0911 - one for each way to end
     try:
+        _require_text(arguments)
         return int(app(arguments, prog_name="aijobs", standalone_mode=False) or 0)
     except OutputClosedError:
         raise
@@ -77,10 +79,32 @@ def _run(arguments: list[str], output: Output) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - nobody wants to read a traceback; where it was is enough for a report
+        if isinstance(error, OSError):
+            output.error(
+                f"cannot read or write: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""),
+                advice="Check the file, the folder or the space that is left.",
+                details={"reason": Exit.CANNOT_WRITE.name},
+            )
+            return Exit.CANNOT_WRITE
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"unexpected {type(error).__name__} in {place.name} (line {place.lineno}): {error}"
         output.error(message, advice="This is a bug: report it with the command.", details={"reason": Exit.BUG.name})
         return Exit.BUG
+
+
+def _have_outputs() -> None:
+    """Give the program somewhere to write to when it was started with its outputs closed (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - as long as the process lives
+
+
+def _require_text(arguments: list[str]) -> None:
+    """Refuse arguments with bytes that the terminal's encoding does not know; Python passes them as surrogates."""
+    if any("\udc80" <= character <= "\udcff" for argument in arguments for character in argument):
+        raise CommandError(
+            "an argument is no valid UTF-8", advice="Check your terminal's encoding.", status=Exit.BAD_INPUT
+        )
 
 
 def _json_first(arguments: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     REFUSED = 4
     UNAVAILABLE = 5
     BUG = 70
+    CANNOT_WRITE = 74
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
 
@@ -24,7 +25,8 @@ class Exit(IntEnum):
 HELP = (
     "Exit status: 0 fine; 1 the job ended failed or cancelled (watch, create --watch); 2 bad usage or invalid input; "
     "3 not found; 4 refused (wrong state, already exists, not permitted, not authenticated); 5 unreachable, "
-    "unavailable, busy or too slow; 70 a bug; 130 interrupted; 141 the reader of the output went away."
+    "unavailable, busy or too slow; 70 a bug; 74 the output cannot be written; 130 interrupted; "
+    "141 the reader of the output went away."
 )
 
 _BY_STATUS = {

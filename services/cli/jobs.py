@@ -36,7 +36,9 @@ def create(
         bool, typer.Option("--strict-key", help="Refuse if that job was asked for differently.")
     ] = False,
     label: Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="May be repeated.")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", help="From 0 (first) to 100 (last).")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=100, help="From 0 (first) to 100 (last).")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, create nothing.")] = False,
 ) -> None:

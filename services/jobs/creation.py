@@ -266,7 +266,9 @@ def _snapshot(model: type[BaseModel], value: JsonValue) -> str:
     except ValidationError as error:
         raise InvalidInput.fields(
             [
-                FieldViolation(".".join(["input", *map(str, problem["loc"])]), problem["msg"])
+                FieldViolation(
+                    ".".join(["input", *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, ")
+                )
                 for problem in error.errors(include_url=False, include_context=False, include_input=False)[:20]
             ]
         ) from error

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import Unavailable
 from aijobs.service import CannotRun
-from services.jobs.store.database import Database
+from services.jobs.store.database import Database, describe
 
 MIGRATIONS = Path(__file__).parent / "store" / "migrations"
 LOCK_NAME = "aijobs_migrate"
@@ -46,7 +46,7 @@ async def upgrade_with(database_url: str) -> list[str]:
             await connection.commit()
             return applied
     except (OSError, DBAPIError) as error:
-        raise Unavailable("the database cannot be reached or refuses the migration") from error
+        raise Unavailable(f"the database cannot be reached or refuses the migration: {describe(error)}") from error
     finally:
         await database.close()
 

@@ -5,8 +5,10 @@ Exits 0 only if the job succeeded. Needs no server, no key and no network: the `
 
 import asyncio
 import json
+import signal
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from services.standalone.engine import embedded
 REQUEST = Path("examples") / "structured_generation.json"
 DOCUMENT = Path("examples") / "document.md"
 USER = "demo"
+LIMIT = timedelta(seconds=120)
 PROVIDERS = {
     ProviderName.OFFLINE: (
         "Provider: [bold]offline[/]. It is no language model: it answers from the text itself, by counting words.\n"
@@ -55,7 +58,10 @@ def run() -> int:
         console.print(f"the demo reads {REQUEST} and {DOCUMENT}: run it in the folder of a clone")
         return 2
     try:
-        return asyncio.run(_run(console, load(ModelSettings).provider))
+        return asyncio.run(_within_limits(console, load(ModelSettings).provider))
+    except TimeoutError:
+        console.print(f"[red]the job has not ended within {LIMIT.seconds} s:[/] does an executor have slots for it?")
+        return 1
     except AijobsError as error:
         console.print(f"[red]the demo failed:[/] {error.message}. {error.advice}")
         return 1
@@ -65,7 +71,24 @@ def run() -> int:
         return 2
 
 
-async def _run(console: Console, provider: ProviderName) -> int:
+async def _within_limits(console: Console, provider: ProviderName) -> int:
+    """Run the story until it ends, takes too long, a service breaks, or somebody stops it."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with asyncio.timeout(LIMIT.total_seconds()):
+        story = asyncio.create_task(_run(console, provider, stop))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({story, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not story.done():
+            story.cancel()
+            await asyncio.wait({story})
+            console.print("[red]the demo was stopped[/]")
+            return 1
+        return story.result()
+
+
+async def _run(console: Console, provider: ProviderName, stop: asyncio.Event) -> int:
     request = json.loads(REQUEST.read_text())
     text = DOCUMENT.read_text()
     request["document"] = text
@@ -80,7 +103,7 @@ async def _run(console: Console, provider: ProviderName) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="aijobs-demo-") as folder:
         async with (
-            embedded(Path(folder) / "demo.db", asyncio.Event()) as address,
+            embedded(Path(folder) / "demo.db", stop) as address,
             Client(address) as client,
         ):
             created = await client.create("structured_generation", user_id=USER, input=request)

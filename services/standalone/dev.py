@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from aijobs import logs
+from aijobs.errors import AijobsError
 from aijobs.registry import BadDefinitions
 from aijobs.service import CannotRun, run_service
 from services.standalone.engine import EngineNotStarted, embedded
@@ -30,7 +31,7 @@ HOW_TO_CALL = """
     grpcurl -plaintext -d '{{"user_id": "me", "job_type": "synthetic", "input": {{}}}}' \\
       {address} aijobs.v1.JobService/CreateJob
 
-  [dim]with buf curl[/]
+  [dim]with buf curl (make setup installs it)[/]
     .venv/bin/buf curl --protocol grpc --http2-prior-knowledge \\
       -d '{{"user_id": "me", "job_type": "synthetic", "input": {{}}}}' http://{address}/aijobs.v1.JobService/CreateJob
 """
@@ -44,16 +45,16 @@ def run() -> int:
     logs.configure("aijobs", "warning")
     console = Console(highlight=False)
     database = DATA / "dev.db"
-    DATA.mkdir(exist_ok=True)
     failure: list[Exception] = []
 
     async def main(stop: asyncio.Event) -> None:
         try:
+            await asyncio.to_thread(DATA.mkdir, exist_ok=True)
             listen = os.environ.get("AIJOBS_LISTEN", DEFAULT_LISTEN)
             async with embedded(database, stop, listen=listen) as address:
                 console.print(HOW_TO_CALL.format(address=address, database=database), soft_wrap=True)
                 await stop.wait()
-        except (BadDefinitions, CannotRun, EngineNotStarted, ValueError) as error:
+        except (AijobsError, BadDefinitions, CannotRun, EngineNotStarted, OSError, ValueError) as error:
             failure.append(error)
 
     status = run_service(main)

@@ -249,7 +249,9 @@ class LockResult(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___ItemError:
-        """JOB_NOT_FOUND, ILLEGAL_TRANSITION (it has ended) or LEASE_CONFLICT: acknowledge the message and forget it."""
+        """JOB_NOT_FOUND, ILLEGAL_TRANSITION (it has ended) or LEASE_CONFLICT: acknowledge the message and forget it.
+        NOT_ATTEMPTED or INTERNAL: ask again.
+        """
 
     def __init__(
         self,
@@ -391,7 +393,7 @@ class ExtendResult(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___ItemError:
-        """LEASE_LOST: stop the run and its spending at once and report nothing."""
+        """LEASE_LOST or JOB_NOT_FOUND: stop the run and its spending at once and report nothing. Anything else: ask again."""
 
     def __init__(
         self,
@@ -832,7 +834,9 @@ class OutcomeResult(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___ItemError:
-        """LEASE_LOST, CANCEL_REQUESTED or INVALID_INPUT."""
+        """LEASE_LOST, JOB_NOT_FOUND or ILLEGAL_TRANSITION: the run is no longer yours. CANCEL_REQUESTED: confirm it.
+        INVALID_INPUT, NOT_ATTEMPTED or INTERNAL: the report as it is was not taken.
+        """
 
     def __init__(
         self,

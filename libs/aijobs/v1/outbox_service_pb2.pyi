@@ -125,7 +125,7 @@ class ClaimEventsResponse(_message.Message):
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """How long the claim lasts from the moment the request was received."""
+        """How long the claim lasts from the moment it was made, at the end of the wait."""
 
     def __init__(
         self,

@@ -56,6 +56,8 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def GetJob(self, request: job_service_pb2.GetJobRequest, context: Context) -> job_service_pb2.GetJobResponse:
         """Return one job."""
         del context
+        if request.view not in job_pb2.JobView.values():
+            raise InvalidInput.field("view", f"no view with number {request.view}")
         detail = await self._queries.get(
             _viewer(request.user_id),
             translate.identifier("job_id", request.job_id),

@@ -178,8 +178,9 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
 
 
 def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
-    if message.attempt < 1 or message.call_no < 1:
-        raise InvalidInput.field("call_no", "attempt and call_no must be 1 or more")
+    for field, number in (("attempt", message.attempt), ("call_no", message.call_no)):
+        if number < 1:
+            raise InvalidInput.field(field, "must be 1 or more")
     return Call(
         job_id=translate.identifier("job_id", message.job_id),
         attempt=message.attempt,

@@ -243,9 +243,11 @@ def _code(error: DBAPIError) -> int | None:
 
 def describe(error: Exception) -> str:
     """Name a database error by class and code: statement and parameters stay out of the log (AP-6)."""
-    if isinstance(error, DBAPIError):
-        return f"{type(error.orig).__name__} {_code(error)}"
-    return type(error).__name__
+    if not isinstance(error, DBAPIError):
+        return type(error).__name__
+    if isinstance(error.orig, sqlite3.Error):
+        return f"{type(error.orig).__name__} {getattr(error.orig, 'sqlite_errorname', '')}".rstrip()
+    return f"{type(error.orig).__name__} {_code(error)}"
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -393,3 +393,28 @@ async def test_help_documents_every_exit_status_as_the_page_does() -> None:
     for status in (0, 1, 2, 3, 4, 5, 70, 130, 141):
         assert f"| {status} |" in page
         assert f" {status} " in ended.out.replace("\n", " ")
+
+
+async def test_an_argument_that_is_no_text_is_bad_usage() -> None:
+    ended = await aijobs("jobs", "create", "synthetic", "--user", "m\udcff")
+    assert (ended.status, ended.out) == (2, "")
+    assert "no valid UTF-8" in ended.err
+
+
+async def test_a_priority_out_of_range_is_bad_usage() -> None:
+    ended = await aijobs("jobs", "create", "synthetic", "--user", "m", "--priority", "999999999999")
+    assert ended.status == 2
+    assert "--priority" in ended.err
+
+
+@pytest.mark.parametrize(("redirection", "status"), [(">&-", 0), (">/dev/full", 74)])
+async def test_an_output_that_takes_nothing_is_no_bug(redirection: str, status: int) -> None:
+    async with serving(living()) as address:
+        shell = await asyncio.create_subprocess_shell(
+            f"{sys.executable} -m services.cli --json jobs get {JOB} {redirection}",
+            env={**os.environ, "AIJOBS_ADDRESS": address},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await shell.communicate()
+    assert shell.returncode == status, err.decode()
+    assert b"Traceback" not in err
