@@ -61,7 +61,7 @@ types: $(VENV)/.dev
 
 .PHONY: contracts
 contracts: $(VENV)/.dev
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 .PHONY: buf
 buf: $(VENV)/.dev

@@ -5,9 +5,6 @@ import sys
 import traceback
 from typing import Annotated
 
-# The C core of gRPC writes its own remarks to stderr, between our lines; it reads this when it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 import typer
 
 from aijobs.errors import AijobsError

@@ -1,0 +1,287 @@
+"""What the executor does when the jobs service is away, or does not take what it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+
+import pytest
+
+from aijobs.broker.memory import MemoryBroker, MemoryConsumer, MemoryDelivery
+from aijobs.broker.port import BrokerUnavailable, Message
+from aijobs.definition import CredentialMode
+from aijobs.errors import AijobsError, InternalError, PermissionDenied, ServerBusy, Unreachable
+from aijobs.job_type import ModelTier
+from services.executor import ledger as ledger_module
+from services.executor.consumer import QueueConsumer
+from services.executor.engine.complete import Complete, Ended, RunAgain
+from services.executor.engine.engine import Engine
+from services.executor.engine.prepare import Prepare
+from services.executor.gateway.ledger import CallOpened, CallSettled
+from services.executor.gateway.provider import Usage
+from services.executor.heartbeats import Heartbeats
+from services.executor.leases import Beat, Lease, LeasedJob, StopReason
+from services.executor.ledger import LedgerWriter
+from services.executor.lifecycle_client import Accepted, LifecycleClient, Refused, Renewed
+from services.executor.outcomes import Abandoned, Cancelled, Failed, Succeeded
+
+LEASE = Lease(job_id="job-1", attempt=1, lease_token="token")
+SUCCESS = Succeeded(output_json="{}", output_hash="h", artifacts=[])
+FAILURE = Failed(execution=2, code="PROVIDER_TIMEOUT", internal="")
+DONE = Accepted(state="JOB_STATE_SUCCEEDED", backoff=None)
+Answer = Accepted | Refused | LeasedJob | Renewed | AijobsError | None
+
+
+class Client(LifecycleClient):
+    """Answers as scripted and keeps what it is told."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.told: list[object] = []
+        self.asked = asyncio.Event()
+
+    def _answer(self) -> object:
+        self.asked.set()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def submit(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
+        self.told.append(outcome)
+        answer = self._answer()
+        assert isinstance(answer, Accepted | Refused)
+        return answer
+
+    async def lock(self, job_id: str, lease_token: str) -> LeasedJob | Refused:
+        self.told.append(lease_token)
+        answer = self._answer()
+        assert isinstance(answer, LeasedJob | Refused)
+        return answer
+
+    async def extend(self, beats: Sequence[Beat], progress: Sequence[int | None]) -> list[Renewed | Refused]:
+        self.told.append(list(progress))
+        answer = self._answer()
+        assert isinstance(answer, Renewed | Refused)
+        return [answer]
+
+    async def record(self, lease: Lease, call: CallOpened | CallSettled) -> None:
+        self.told.append(call)
+        self._answer()
+
+
+def refused(reason: str) -> Refused:
+    return Refused(reason=reason, message="for a log")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aijobs.backoff.random.uniform", lambda *_: 0.01)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([DONE], [SUCCESS]),
+        ([refused("LEASE_LOST")], [SUCCESS]),
+        ([refused("ILLEGAL_TRANSITION")], [SUCCESS]),
+        ([refused("CANCEL_REQUESTED"), DONE], [SUCCESS, Cancelled()]),
+        (
+            [refused("INVALID_INPUT"), DONE],
+            [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: INVALID_INPUT")],
+        ),
+        (
+            [InternalError("broken"), DONE],
+            [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: INTERNAL")],
+        ),
+        (
+            [ServerBusy("message too large"), PermissionDenied("no")],
+            [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: SERVER_BUSY")],
+        ),
+    ],
+)
+async def test_a_result_that_is_not_taken_is_followed_by_what_remains(
+    answers: list[Answer], told: list[object]
+) -> None:
+    client = Client(*answers)
+    assert await Complete(client)(LEASE, 2, SUCCESS) == Ended()
+    assert client.told == told
+    assert client.answers == []
+
+
+async def test_a_failure_that_is_not_taken_ends_the_run_with_one_that_is() -> None:
+    client = Client(refused("INVALID_INPUT"), Accepted(state="JOB_STATE_RUNNING", backoff=timedelta(seconds=1)))
+    assert await Complete(client)(LEASE, 2, FAILURE) == RunAgain(backoff=timedelta(seconds=1))
+    assert client.told == [
+        FAILURE,
+        Failed(execution=2, code="INTERNAL_REPORT_REFUSED", internal="refused: INVALID_INPUT"),
+    ]
+
+
+async def test_an_abandoned_run_reports_nothing() -> None:
+    client = Client()
+    assert await Complete(client)(LEASE, 1, Abandoned()) == Ended()
+    assert client.told == []
+
+
+async def test_a_lock_is_repeated_with_the_same_token_while_the_service_is_away() -> None:
+    client = Client(Unreachable("jobs"), Unreachable("jobs"), refused("LEASE_CONFLICT"))
+    assert await Prepare(client)("job-1") == refused("LEASE_CONFLICT")
+    assert len(set(map(str, client.told))) == 1
+
+
+@pytest.mark.parametrize("answer", [PermissionDenied("no"), refused("INTERNAL"), refused("NOT_ATTEMPTED")])
+async def test_a_lock_that_says_nothing_about_the_job_is_no_reason_to_forget_it(answer: Answer) -> None:
+    with pytest.raises(AijobsError):
+        await Prepare(Client(answer))("job-1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (refused("LEASE_LOST"), StopReason.LEASE_LOST),
+        (refused("JOB_NOT_FOUND"), StopReason.LEASE_LOST),
+        (Renewed(cancel_requested=True), StopReason.CANCEL_REQUESTED),
+        (refused("INTERNAL"), None),
+        (refused("NOT_ATTEMPTED"), None),
+        (Renewed(cancel_requested=False), None),
+        (Unreachable("jobs"), None),
+        (InternalError("broken"), None),
+    ],
+)
+async def test_only_a_lost_lease_or_a_cancel_stops_a_run(answer: Answer, reason: StopReason | None) -> None:
+    client = Client(answer, *[Renewed(cancel_requested=False)] * 1000)
+    heartbeats = Heartbeats(client, timedelta(milliseconds=10))
+    beating = asyncio.create_task(heartbeats.run())
+    with heartbeats.beating(LEASE) as beat:
+        async with asyncio.timeout(5):
+            while len(client.told) < 2:
+                client.asked.clear()
+                await client.asked.wait()
+        assert beat.switch.reason == reason
+    beating.cancel()
+
+
+OPENED = CallOpened(
+    call_no=1,
+    provider="p",
+    model="m",
+    tier=ModelTier.PRIMARY,
+    prompt_key="",
+    prompt_version="",
+    credential_mode=CredentialMode.PLATFORM_KEY,
+)
+SETTLED = CallSettled(opened=OPENED, usage=Usage(), latency=timedelta(0))
+
+
+async def test_a_settled_call_waits_for_the_jobs_service_but_the_handler_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EX-6: the money is spent, so the row is sent until it is stored; the answer that it paid for is not lost."""
+    monkeypatch.setattr(ledger_module, "SETTLE_WITHIN", timedelta(0))
+    client = Client(Unreachable("jobs"), Unreachable("jobs"), None)
+    writer = LedgerWriter(client)
+    await writer.settle(LEASE, SETTLED)
+    await writer.drain(timedelta(seconds=5))
+    assert client.told == [SETTLED] * 3
+
+
+async def test_a_refused_row_is_not_repeated() -> None:
+    client = Client(InternalError("no such job"))
+    writer = LedgerWriter(client)
+    await writer.settle(LEASE, SETTLED)
+    assert client.told == [SETTLED]
+    with pytest.raises(InternalError):
+        await LedgerWriter(Client(InternalError("no such job"))).open(LEASE, OPENED)
+
+
+class EndlessEngine(Engine):
+    """Runs jobs until it is let go."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.finished: list[str] = []
+
+    def knows(self, job_type: str) -> bool:
+        return job_type == "known"
+
+    async def run(self, job_id: str) -> None:
+        self.started.set()
+        await self.go_on.wait()
+        self.finished.append(job_id)
+
+
+JOB_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+async def consuming(broker: MemoryBroker, engine: Engine, body: str) -> tuple[QueueConsumer, asyncio.Task[None]]:
+    consumer = QueueConsumer(broker, "ai-interactive", 1, engine, timedelta(seconds=5))
+    task = asyncio.create_task(consumer.run())
+    message = Message(queue="ai-interactive", topic="", message_id="m", correlation_id="", body=body.encode())
+    await broker.publisher().publish(message, timedelta(seconds=1))
+    return consumer, task
+
+
+class DepartingBroker(MemoryBroker):
+    """Hands out one message, then is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = asyncio.Event()
+
+    def consumer(self, queue: str, prefetch: int) -> MemoryConsumer:
+        if self.away.is_set():
+            raise BrokerUnavailable("away")
+        return DepartingConsumer(self, queue, prefetch)
+
+
+class DepartingConsumer(MemoryConsumer):
+    async def deliveries(self) -> AsyncIterator[MemoryDelivery]:
+        async for delivery in super().deliveries():
+            yield delivery
+            break
+        assert isinstance(self._broker, DepartingBroker)
+        self._broker.away.set()
+        raise BrokerUnavailable("away")
+
+
+async def test_stopping_waits_for_the_run_in_hand_also_when_the_broker_is_away() -> None:
+    broker, engine = DepartingBroker(), EndlessEngine()
+    consumer, task = await consuming(broker, engine, f'{{"jobId": "{JOB_ID}", "jobType": "known"}}')
+    async with asyncio.timeout(10):
+        await engine.started.wait()
+        await broker.away.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        engine.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert engine.finished == [JOB_ID]
+    assert not consumer.consuming.is_set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "no json",
+        "[]",
+        "{}",
+        '{"jobId": "x", "jobType": "known"}',
+        f'{{"jobId": "{JOB_ID}", "jobType": ""}}',
+        "x" * LARGEST_BODY,
+    ],
+)
+async def test_a_poison_message_is_put_aside_and_the_next_one_runs(body: str) -> None:
+    """Case B9."""
+    broker, engine = MemoryBroker(), EndlessEngine()
+    engine.go_on.set()
+    poison = Message(queue="ai-interactive", topic="", message_id="p", correlation_id="", body=body.encode())
+    broker.declare()
+    await broker.publisher().publish(poison, timedelta(seconds=1))
+    _, task = await consuming(broker, engine, f'{{"jobId": "{JOB_ID}", "jobType": "known", "more": 1}}')
+    async with asyncio.timeout(5):
+        await engine.started.wait()
+    assert [message.message_id for message in broker.dead_letters] == ["p"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
