@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from aijobs.broker.memory import MemoryBroker, MemoryConsumer, MemoryDelivery
-from aijobs.broker.port import BrokerUnavailable, Message
+from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message
 from aijobs.definition import CredentialMode
 from aijobs.errors import AijobsError, InternalError, PermissionDenied, ServerBusy, Unreachable
 from aijobs.job_type import ModelTier
