@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aijobs.backoff import Backoff
 from aijobs.broker.port import LARGEST_BODY, Broker, BrokerUnavailable, Consumer, Delivery
+from aijobs.errors import AijobsError
 from aijobs.logs import place_of
 from services.executor.engine.engine import Engine
 
@@ -107,7 +108,7 @@ class QueueConsumer:
                 await self._engine.run(str(message.job_id))
             except Exception as error:  # noqa: BLE001 - whatever it is, the slot must not leak
                 # The job could not be locked, or the engine itself broke: somebody else may do better.
-                log.error("job not run; its message goes back", job_id=str(message.job_id), error=place_of(error))
+                log.error("job not run; its message goes back", job_id=str(message.job_id), error=_told(error))
                 await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
                 await delivery.requeue()
                 return
@@ -125,3 +126,8 @@ def _parse(delivery: Delivery) -> JobMessage | None:
         problems = [f"{'.'.join(map(str, p['loc']))}: {p['type']}" for p in error.errors(include_input=False)]
         log.error("poison message", message_id=delivery.message_id, problems=problems)
         return None
+
+
+def _told(error: Exception) -> str:
+    """Say what went wrong: our own errors have public words, of others only the place is ours to tell."""
+    return error.message if isinstance(error, AijobsError) else place_of(error)

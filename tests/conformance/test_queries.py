@@ -11,6 +11,7 @@ from aijobs.states import JobState
 from services.jobs import watching
 from services.jobs.execution import Extend
 from services.jobs.queries import JobFilter, JobQueries, Viewer
+from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import Sign
 from services.jobs.store.usage import Call, Settled
 from services.jobs.usage import Recorded
@@ -155,6 +156,27 @@ async def test_what_another_replica_changes_before_the_first_look_is_noticed_too
     assert update.transition is not None
     assert update.transition.kind == "succeeded"
     polling.cancel()
+
+
+async def test_no_message_shows_a_job_older_than_its_transition(jobs: Jobs) -> None:
+    """The job goes on between the two reads of the watch; whoever believes the last message must not be misled."""
+    job_id = (await jobs.create()).job.job_id
+
+    class HastyQueries(JobQueries):
+        async def history(self, job_id: str, *, after_sequence: int) -> list[HistoryRow]:
+            if after_sequence == 0:
+                await jobs.submit(lease_of(await jobs.lock(job_id)), success())
+            return await super().history(job_id, after_sequence=after_sequence)
+
+    watching_ = JobWatching(HastyQueries(jobs.database), jobs.wakeups)
+    async with asyncio.timeout(10):
+        updates = [
+            update
+            async for update in watching_.watch(BACKEND, job_id, after_sequence=0, include_progress=False)
+            if update.transition
+        ]
+    assert [update.transition.kind for update in updates if update.transition] == ["created", "locked", "succeeded"]
+    assert [update.detail.job.lifecycle_status for update in updates if update.detail] == [JobState.SUCCEEDED] * 3
 
 
 async def test_a_busy_job_does_not_starve_the_keep_alive(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
