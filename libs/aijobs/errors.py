@@ -65,7 +65,7 @@ class AijobsError(Exception):
     @property
     def transient(self) -> bool:
         """True if the same call may well succeed a little later."""
-        return self.status in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED)
+        return self.status in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED) or isinstance(self, ServerBusy)
 
     @classmethod
     def rebuilt(

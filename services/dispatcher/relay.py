@@ -27,7 +27,7 @@ POLL_WAIT = timedelta(seconds=20)
 PUBLISH_TIMEOUT = timedelta(seconds=5)
 #: How long the end of the process waits for the batch in hand.
 FINISH_WITHIN = timedelta(seconds=5)
-#: Of a claim's time; later a confirm might come after somebody else has taken the event over.
+#: Of a claim's time.
 PUBLISHABLE_SHARE = 0.5
 log = structlog.get_logger()
 
@@ -97,8 +97,6 @@ class Relay:
         self._publisher = publisher
         self._claim_size = claim_size
         self._backoff = Backoff()
-        #: False while the broker, though connected, takes no message.
-        self._taking = True
         #: Token of a claim that was asked for and not answered yet.
         self._open_claim: str | None = None
         #: Set while the broker is connected and the jobs service answers.
@@ -124,12 +122,10 @@ class Relay:
         except AijobsError as error:
             await self._wait(f"the jobs service does not answer: {error.message}")
         else:
-            if claim.events:
-                self._taking = await self._to_its_end(self._publish_and_settle(claim_token, claim))
-            if self._taking:
-                self._works()
-            else:
+            if claim.events and not await self._to_its_end(self._publish_and_settle(claim_token, claim)):
                 await self._wait("the broker takes no message")
+            else:
+                self._works()
 
     async def _claim(self) -> tuple[str, Claim]:
         """Claim with a fresh token, or with that of a claim whose answer is still owed."""
@@ -156,12 +152,18 @@ class Relay:
     async def _publish_and_settle(self, claim_token: str, claim: Claim) -> bool:
         """Publish and settle claimed events; False if the broker took none of them."""
         started = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(claim.lease.total_seconds() * PUBLISHABLE_SHARE):
-                settlements = await asyncio.gather(*(self._publish(event) for event in claim.events))
-        except TimeoutError:
-            log.warning("publishing took too long; the claim runs out", events=len(claim.events))
-            return False
+        publishing = [asyncio.ensure_future(self._publish(event)) for event in claim.events]
+        # Later a confirm might come after somebody else has taken the event over.
+        _, late = await asyncio.wait(publishing, timeout=claim.lease.total_seconds() * PUBLISHABLE_SHARE)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("publishing took too long; the rest is given back", events=len(late))
+            await asyncio.wait(late)
+        settlements = [
+            Settlement(event_id=event.event_id, result=Released()) if task.cancelled() else task.result()
+            for event, task in zip(claim.events, publishing, strict=True)
+        ]
         spent = timedelta(seconds=asyncio.get_running_loop().time() - started)
         await self._settle(claim_token, settlements, claim.lease - spent)
         return any(not isinstance(settlement.result, Released) for settlement in settlements)

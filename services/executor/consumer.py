@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aijobs.backoff import Backoff
 from aijobs.broker.port import LARGEST_BODY, Broker, BrokerUnavailable, Consumer, Delivery
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, ShuttingDown
 from aijobs.logs import place_of
 from services.executor.engine.engine import Engine
 
@@ -45,6 +45,7 @@ class QueueConsumer:
         self._free = asyncio.Semaphore(slots)
         self._running: set[asyncio.Task[None]] = set()
         self._backoff = Backoff()
+        self._draining = False
         #: Set while messages are really received.
         self.consuming = asyncio.Event()
 
@@ -57,7 +58,6 @@ class QueueConsumer:
                     async with consumer:
                         await self._consume(consumer)
                 except BrokerUnavailable as error:
-                    self.consuming.clear()
                     log.warning("not consuming", queue=self._queue, error=str(error))
                 await self._backoff.wait()
         finally:
@@ -75,12 +75,16 @@ class QueueConsumer:
                 task.add_done_callback(self._running.discard)
         except asyncio.CancelledError:
             # The connection stays open for the acknowledgements of what still runs.
+            self._draining = True
             await consumer.stop()
             await self._drain()
             raise
+        finally:
+            self.consuming.clear()
 
     async def _drain(self) -> None:
         """Give what runs its time, and cut off what needs longer."""
+        self._draining = True
         self.consuming.clear()
         if not self._running:
             return
@@ -105,7 +109,10 @@ class QueueConsumer:
         # After a reconnect the broker counts from zero, so the slots are counted here too.
         async with self._free:
             try:
-                await self._engine.run(str(message.job_id))
+                await self._engine.run(str(message.job_id), going_on=lambda: not self._draining)
+            except ShuttingDown:
+                await delivery.requeue()
+                return
             except Exception as error:  # noqa: BLE001 - whatever it is, the slot must not leak
                 # The job could not be locked, or the engine itself broke: somebody else may do better.
                 log.error("job not run; its message goes back", job_id=str(message.job_id), error=_told(error))

@@ -6,11 +6,15 @@ lease is renewed all the same.
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
+
+from aijobs.logs import place_of
 
 T = TypeVar("T")
 
@@ -19,19 +23,79 @@ ABANDON_AFTER = timedelta(seconds=1)
 log = structlog.get_logger()
 
 
+class HandlerExit(Exception):
+    """A handler ended in a way that would have ended more than itself."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run(Generic[T]):
+    """One piece of work on the handlers' loop, and its end on the main loop."""
+
+    work: Callable[[], Coroutine[Any, Any, T]]
+    name: str
+    main: asyncio.AbstractEventLoop
+    done: asyncio.Future[T]
+    task: asyncio.Task[T] | None = None
+    #: Set before the task is cancelled by us; every other CancelledError is the handler's own affair.
+    cancelled: bool = False
+
+    def start(self) -> None:
+        """Begin; on the handlers' loop."""
+        self.task = asyncio.get_running_loop().create_task(self._contained(), name=self.name)
+        self.task.add_done_callback(self._finish)
+
+    def cancel(self) -> None:
+        """Cancel; on the handlers' loop."""
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _contained(self) -> T:
+        """Turn every end that is neither ours nor an ordinary failure into a failure of this run.
+
+        A SystemExit would end the thread, and with it every other run; a CancelledError that nobody asked for would
+        look as if the engine had cancelled the run.
+        """
+        try:
+            return await self.work()
+        except asyncio.CancelledError as error:
+            if self.cancelled:
+                raise
+            raise HandlerExit(type(error).__name__) from error
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise HandlerExit(type(error).__name__) from error
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        with suppress(RuntimeError):  # the main loop is gone; nobody waits any more
+            self.main.call_soon_threadsafe(self._copy, task)
+
+    def _copy(self, task: asyncio.Task[T]) -> None:
+        if self.done.cancelled():
+            return
+        if task.cancelled():
+            self.done.cancel()
+        elif (error := task.exception()) is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(task.result())
+
+
 class HandlerLoop:
     """Runs coroutines on the handlers' loop from the main loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="handlers", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="handlers", daemon=True)
+        self._runs: set[_Run[Any]] = set()
         self._stopping = False
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         while not self._stopping:
             try:
                 self._loop.run_forever()
@@ -53,35 +117,26 @@ class HandlerLoop:
             before_cancel: called first when the work is cancelled.
 
         Raises:
+            HandlerExit: the work ended in a way of its own.
             Exception: what the work raises.
 
         """
         main = asyncio.get_running_loop()
-        done: asyncio.Future[T] = main.create_future()
-        task: list[asyncio.Task[T]] = []
-
-        def finish(finished: asyncio.Task[T]) -> None:
-            main.call_soon_threadsafe(_copy, finished, done)
-
-        def start() -> None:
-            task.append(self._loop.create_task(_contained(work), name=name))
-            task[0].add_done_callback(finish)
-
-        def cancel() -> None:
-            task[0].cancel()
-
-        self._loop.call_soon_threadsafe(start)
+        run = _Run(work, name, main, main.create_future())
+        self._runs.add(run)
+        run.done.add_done_callback(lambda _: self._runs.discard(run))
+        self._post(run.start)
         try:
-            return await asyncio.shield(done)
+            return await asyncio.shield(run.done)
         except asyncio.CancelledError:
             if before_cancel is not None:
                 before_cancel()
-            if not done.done():
-                self._loop.call_soon_threadsafe(cancel)
-                await asyncio.wait({done}, timeout=ABANDON_AFTER.total_seconds())
-            if not done.done():
+            if not run.done.done():
+                self._post(run.cancel)
+                await asyncio.wait({run.done}, timeout=ABANDON_AFTER.total_seconds())
+            if not run.done.done():
                 log.warning("handler does not end though cancelled; its run goes on without it", handler=name)
-            done.add_done_callback(_retrieve)
+            run.done.add_done_callback(_retrieve)
             raise
 
     async def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
@@ -91,62 +146,39 @@ class HandlerLoop:
         """
         if not self._thread.is_alive():
             return
-        self._stopping = True
-        asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, ABANDON_AFTER.total_seconds())
+        runs = list(self._runs)
+        asyncio.run_coroutine_threadsafe(self._end(runs, last), self._loop)
+        # As long as both steps of the end may take, and some more.
+        patience = 3 * ABANDON_AFTER.total_seconds()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, patience)
         if self._thread.is_alive():
             log.warning("a handler blocks its event loop; it ends with the process")
-        else:
+        elif not asyncio.all_tasks(self._loop):
             self._loop.close()
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    async def _end(self, runs: Sequence[_Run[Any]], last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        for run in runs:
+            run.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        half = ABANDON_AFTER.total_seconds() / 2
         if tasks:
-            await asyncio.wait(tasks, timeout=half)
+            await asyncio.wait(tasks, timeout=ABANDON_AFTER.total_seconds())
         if last is not None:
-            await asyncio.wait({asyncio.ensure_future(last())}, timeout=half)
+            try:
+                async with asyncio.timeout(ABANDON_AFTER.total_seconds()):
+                    await last()
+            except Exception as error:  # noqa: BLE001 - the thread ends all the same
+                log.warning("the handlers' loop did not end in order", error=place_of(error))
+        self._stopping = True
         self._loop.stop()
 
-
-class HandlerExit(Exception):
-    """A handler ended in a way that would have ended more than itself."""
-
-
-async def _contained(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Turn every end that is not ours into a failure of this run.
-
-    A SystemExit would end the thread, and with it every other run; a CancelledError that nobody asked for (of an inner
-    task that the handler itself cancelled) would look as if the engine had cancelled the run.
-    """
-    task = asyncio.current_task()
-    try:
-        return await work()
-    except asyncio.CancelledError as error:
-        if task is not None and task.cancelling():
-            raise
-        raise HandlerExit(type(error).__name__) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise HandlerExit(type(error).__name__) from error
+    def _post(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: the process ends
+            self._loop.call_soon_threadsafe(callback)
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
     """Look at a result that nobody waits for any more, so that asyncio does not complain."""
     if not done.cancelled():
         done.exception()
-
-
-def _copy(finished: asyncio.Task[T], done: asyncio.Future[T]) -> None:
-    """Hand the end of a task on the handlers' loop to a future on the main loop."""
-    if done.cancelled():
-        return
-    if finished.cancelled():
-        done.cancel()
-    elif (error := finished.exception()) is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(finished.result())

@@ -73,16 +73,16 @@ class StopSwitch:
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Whoever ends this, the work is over when it returns.
+            stopped.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
-            if self.reason is not None:
-                _retrieve(task)
-                raise RunStopped(self.reason)
-            return task.result()
-        finally:
-            stopped.cancel()
-            task.cancel()
+        if self.reason is not None:
+            _retrieve(task)
+            raise RunStopped(self.reason)
+        return task.result()
 
     async def sleep(self, span: timedelta) -> None:
         """Wait, unless the run has to stop.

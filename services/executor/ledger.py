@@ -14,6 +14,7 @@ import structlog
 
 from aijobs.backoff import Backoff
 from aijobs.errors import AijobsError
+from aijobs.logs import place_of
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.leases import Lease
 from services.executor.lifecycle_client import LifecycleClient
@@ -59,12 +60,14 @@ class LedgerWriter:
             task.cancel()
         if left:
             log.error("usage rows not settled before the end of the process", rows=len(left))
+            await asyncio.wait(left)
 
     async def _settle(self, lease: Lease, call: CallSettled) -> None:
         try:
             await self._store(lease, call)
-        except AijobsError as error:
-            log.error("usage row refused", job_id=lease.job_id, call_no=call.opened.call_no, error=error.message)
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: what it lost must be said
+            told = error.message if isinstance(error, AijobsError) else place_of(error)
+            log.error("usage row not stored", job_id=lease.job_id, call_no=call.opened.call_no, error=told)
 
     async def _store(self, lease: Lease, call: CallOpened | CallSettled) -> None:
         backoff = Backoff()

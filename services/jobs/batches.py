@@ -19,8 +19,8 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 log = structlog.get_logger()
 
-#: What one item can do to a transaction: break a constraint, not fit a column, change under it. `Database` has already
-#: repeated what was only the moment's fault.
+#: What one item can do to a transaction: break a constraint, not fit a column, change under it. `Database` lets no
+#: other error of the driver through.
 FAULTS = (DBAPIError, StaleChange)
 #: Tries of a single item whose row changed between read and write.
 TRIES = 3
@@ -58,4 +58,4 @@ async def _write_one(
             log.error("item failed", attempt=attempt, error=describe(error))
         else:
             return result
-    return InternalError("the change conflicts with what is stored")
+    return InternalError("the change does not go together with what is stored")

@@ -292,7 +292,7 @@ def _fingerprint(request: NewJob) -> str:
         "jobType": request.job_type,
         "userId": request.user_id,
         "target": [request.target_type, request.target_id],
-        "input": request.input,
+        "input": canonical.digest(canonical.dump(request.input)),
         "idempotencyKey": request.idempotency_key,
         "labels": dict(request.labels),
         "priority": request.priority,

@@ -47,6 +47,8 @@ HIGHEST_ORDINAL = 2**31 - 1
 LARGE_RESULT = 16 * 1024
 #: Snapshots in one answer to a lock; gRPC takes 4 MiB.
 LARGEST_LOCK_ANSWER = 3 * 1024 * 1024
+#: Ids, names and times of one job in an answer, all of them at their longest.
+OTHER_FIELDS = 2048
 MOST_EARLIER_ERRORS = 5
 LONGEST_BACKOFF = timedelta(minutes=10)
 LONGEST_INTERNAL = 4000
@@ -180,37 +182,26 @@ class JobExecution:
     ) -> list[Locked | AijobsError]:
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
         snapshots = await contents.snapshots(tx, rows)
+        errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
         room = LARGEST_LOCK_ANSWER
         refusals: dict[int, AijobsError] = {}
         granted: dict[str, Change] = {}
         for index, item in enumerate(batch):
-            job = rows.get(item.job_id)
-            snapshot = snapshots.get(item.job_id)
             try:
-                if job is None:
-                    raise JobNotFound(item.job_id)
-                if item.job_id in granted:
-                    # The same job twice: the first one has it, and the second one only if it is the same request.
-                    if granted[item.job_id].lease_token != item.lease_token:
-                        raise LeaseConflict(f"job {item.job_id} is leased")
-                    continue
-                change = (
-                    None
-                    if self._already_locked(job, item)
-                    else lifecycle.lock(job, item.lease_token, executor_id, self._lease_time)
-                )
-                if snapshot is None:
+                job, snapshot = rows.get(item.job_id), snapshots.get(item.job_id)
+                change = self._grant(executor_id, item, job, granted.get(item.job_id))
+                if job is None or snapshot is None:
                     raise InternalError(f"job {item.job_id} has no snapshot")
-                room -= len(snapshot.content_json.encode())
-                if room < 0 and index > 0:
+                size = _answer_size(job, snapshot, errors.get(item.job_id, ()))
+                if size > room and index > 0:
                     raise NotAttempted("the answer is full")
+                room -= size
                 if change is not None:
                     granted[item.job_id] = change
             except AijobsError as error:
                 refusals[index] = error
         await self._apply(tx, list(granted.values()))
         rows = await job_store.get(tx, [item.job_id for index, item in enumerate(batch) if index not in refusals])
-        errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
         return [
             refusals[index]
             if index in refusals
@@ -222,6 +213,19 @@ class JobExecution:
             )
             for index, item in enumerate(batch)
         ]
+
+    def _grant(self, executor_id: str, item: LockRequest, job: JobRow | None, earlier: Change | None) -> Change | None:
+        """Return the change that gives an item its lease; None if it has it already, by a repeat."""
+        if job is None:
+            raise JobNotFound(item.job_id)
+        if earlier is not None:
+            # The same job twice in one batch: the first one has it, and the second one only if it is the same.
+            if earlier.lease_token != item.lease_token:
+                raise LeaseConflict(f"job {item.job_id} is leased")
+            return None
+        if self._already_locked(job, item):
+            return None
+        return lifecycle.lock(job, item.lease_token, executor_id, self._lease_time)
 
     @staticmethod
     def _already_locked(job: JobRow, item: LockRequest) -> bool:
@@ -268,7 +272,7 @@ class JobExecution:
                 results.append(self._repeat(job, item, earlier))
             elif job.job_id in planned:
                 again = item == reports[job.job_id]
-                results.append(None if again else LeaseLost(f"job {job.job_id}: two reports in one batch"))
+                results.append(None if again else NotAttempted("another report of this job is in the batch"))
             else:
                 try:
                     planned[job.job_id] = await self._change(tx, job, item)
@@ -353,6 +357,13 @@ class JobExecution:
             tx.after_commit(lambda: self._wakeups.jobs_changed(job_ids))
             if any(change.to_state.terminal for change in planned):
                 tx.after_commit(self._wakeups.events.give)
+
+
+def _answer_size(job: JobRow, snapshot: Snapshot, errors: Sequence[HistoryRow]) -> int:
+    """Bound the bytes that a locked job takes in an answer."""
+    texts = [snapshot.content_json, job.labels_json]
+    texts += [entry.feedback or "" for entry in errors[-MOST_EARLIER_ERRORS:]]
+    return sum(len(text.encode()) for text in texts) + OTHER_FIELDS
 
 
 def _held(rows: Mapping[str, JobRow], lease: Lease) -> bool:

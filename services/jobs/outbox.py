@@ -81,8 +81,9 @@ class Outbox:
         """
 
         async def work(tx: Transaction) -> list[EventRow]:
-            # The answer to this very claim may have been lost.
-            return await outbox.claimed(tx, claim_token) or await outbox.claim(
+            # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's
+            # lease is true.
+            return await outbox.renew(tx, claim_token, self.claim_time) or await outbox.claim(
                 tx,
                 claim_token=claim_token,
                 dispatcher_id=dispatcher_id,

@@ -90,14 +90,14 @@ class JobWatching:
                 before = (sequence, progress)
                 if detail.job.sequence > sequence:
                     transitions = await self._queries.history(job_id, after_sequence=sequence)
-                    if transitions[-1].sequence > detail.job.sequence:
+                    if transitions and transitions[-1].sequence > detail.job.sequence:
                         # It went on since it was read: no message may show a job older than its transition.
                         detail = await self._queries.get(viewer, job_id, full=False)
                     for transition in transitions:
                         yield Update(detail=detail, transition=transition)
                         sequence = transition.sequence
                     progress = detail.job.progress
-                    if detail.job.sequence > sequence:
+                    if transitions and detail.job.sequence > sequence:
                         continue
                 elif include_progress and detail.job.progress != progress:
                     progress = detail.job.progress

@@ -59,9 +59,6 @@ def run() -> int:
         return 2
     try:
         return asyncio.run(_within_limits(console, load(ModelSettings).provider))
-    except TimeoutError:
-        console.print(f"[red]the job has not ended within {LIMIT.seconds} s:[/] does an executor have slots for it?")
-        return 1
     except AijobsError as error:
         console.print(f"[red]the demo failed:[/] {error.message}. {error.advice}")
         return 1
@@ -73,19 +70,25 @@ def run() -> int:
 
 async def _within_limits(console: Console, provider: ProviderName) -> int:
     """Run the story until it ends, takes too long, a service breaks, or somebody stops it."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with asyncio.timeout(LIMIT.total_seconds()):
-        story = asyncio.create_task(_run(console, provider, stop))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({story, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not story.done():
-            story.cancel()
-            await asyncio.wait({story})
+    broken, stopped = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    story = asyncio.create_task(_run(console, provider, broken))
+    ends = [story, asyncio.create_task(broken.wait()), asyncio.create_task(stopped.wait())]
+    try:
+        done, _ = await asyncio.wait(ends, timeout=LIMIT.total_seconds(), return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            console.print(
+                f"[red]the job has not ended within {LIMIT.seconds} s:[/] does an executor have slots for it?"
+            )
+    finally:
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
+    if story.cancelled():
+        if stopped.is_set():
             console.print("[red]the demo was stopped[/]")
-            return 1
-        return story.result()
+        return 1
+    return story.result()
 
 
 async def _run(console: Console, provider: ProviderName, stop: asyncio.Event) -> int:

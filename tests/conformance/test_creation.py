@@ -5,7 +5,7 @@ import json
 from uuid import uuid4
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
@@ -13,11 +13,11 @@ from aijobs.definition import Schema
 from aijobs.errors import (
     AijobsError,
     IdempotencyKeyReused,
-    InternalError,
     InvalidIdempotencyKey,
     InvalidInput,
     PayloadTooLarge,
     RequestIdReused,
+    Unavailable,
     UnknownJobType,
 )
 from aijobs.registry import Registry
@@ -28,6 +28,14 @@ from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_
 from tests.conformance.conftest import Jobs, definition, new_job
 
 EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
+
+
+def nested(depth: int) -> JsonValue:
+    """Lists in lists, as deep as JSON may be, or a little deeper."""
+    value: JsonValue = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
 
 
 async def assert_nothing_written(service: Jobs) -> None:
@@ -58,8 +66,8 @@ async def test_when_the_event_cannot_be_inserted_there_is_no_job(jobs: Jobs, mon
         await tx.execute(text("INSERT INTO no_such_table VALUES (1)"))
 
     monkeypatch.setattr(outbox, "append", broken)
-    (result,) = await jobs.creation.create("backend", [new_job()])
-    assert isinstance(result, InternalError)
+    with pytest.raises(Unavailable):
+        await jobs.create()
     await assert_nothing_written(jobs)
 
 
@@ -71,6 +79,8 @@ async def test_when_the_event_cannot_be_inserted_there_is_no_job(jobs: Jobs, mon
         ({"input": {"unknown": 1}}, InvalidInput, "input.unknown"),
         ({"input": [1]}, InvalidInput, "input"),
         ({"input": {"number": 2**53}}, InvalidInput, "input"),
+        ({"input": {"text": nested(101)}}, InvalidInput, "input"),
+        ({"input": {"text": nested(99)}}, InvalidInput, "input.text"),
         ({"input": {"text": "x\x00y"}}, InvalidInput, "input"),
         ({"input": {"text": "x" * 1_000_001}}, InvalidInput, "input.text"),
         ({"input": {"text": "ü" * 600_000}}, PayloadTooLarge, "input"),

@@ -58,6 +58,16 @@ async def test_a_repeated_claim_gets_the_same_events(jobs: Jobs) -> None:
     assert await jobs.claim(token, limit=2) == first
 
 
+async def test_a_repeated_claim_begins_anew(jobs: Jobs) -> None:
+    """Its answer promises the whole claim time, so it must have it: else two dispatchers publish while healthy."""
+    await jobs.create()
+    token = uuid4().hex
+    (event,) = await jobs.claim(token)
+    await end_claims(jobs)
+    assert await jobs.claim(token) == [event]
+    assert await jobs.outbox._release_expired() == 0
+
+
 async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs) -> None:
     """OB-6. The fallback poll is out of play: it would come a second later."""
     jobs.wakeups.events = signal = ObservedSignal()

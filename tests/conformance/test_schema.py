@@ -8,6 +8,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from aijobs.errors import Unavailable
 from services.jobs.migrate import SchemaOutdated, require_current, upgrade_with
 from services.jobs.store import tables
 from services.jobs.store.database import Database
@@ -78,3 +79,15 @@ async def test_a_row_that_breaks_an_invariant_cannot_be_stored(jobs: Jobs, assig
 
     with pytest.raises(DBAPIError):
         await jobs.database.write(work)
+
+
+async def test_a_state_of_the_database_is_no_fault_of_what_was_to_be_written(jobs: Jobs) -> None:
+    """A table that is missing, a disk that is full, a server that is read-only: repeat it later, it was not refused."""
+
+    async def work(tx) -> None:
+        await tx.execute(text("SELECT * FROM no_such_table"))
+
+    with pytest.raises(Unavailable):
+        await jobs.database.write(work)
+    with pytest.raises(Unavailable):
+        await jobs.database.read(work)

@@ -124,11 +124,11 @@ class Consumer(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop consuming and close the connection."""
+        """Stop consuming and close the connection. Raises nothing."""
         ...
 
     async def stop(self) -> None:
-        """Receive no more; what was yielded can still be settled. `deliveries` then ends."""
+        """Receive no more; what was yielded can still be settled. `deliveries` then ends. Raises nothing."""
         ...
 
     def deliveries(self) -> AsyncIterator[Delivery]:

@@ -42,6 +42,8 @@ from aijobs.broker.topology import (
 )
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
+#: Declaring a quorum queue for the first time takes a cluster a moment.
+DECLARE_TIMEOUT = timedelta(seconds=15)
 #: Everything that means "not now" or "no idea".
 FAULTS = (AMQPError, OSError, asyncio.TimeoutError, ChannelInvalidStateError, RuntimeError)
 log = structlog.get_logger()
@@ -239,13 +241,14 @@ class RabbitMqConsumer:
         """Connect and start to consume."""
         connection = await self._broker.connection(f"consumer of {self._queue}")
         try:
-            channel = await connection.channel()
-            await channel.set_qos(prefetch_count=self._prefetch)
-            queue = await channel.get_queue(self._queue, ensure=False)
-            connection.close_callbacks.add(self._ended)
-            channel.close_callbacks.add(self._ended)
-            await _on_cancel_by_broker(channel, self._ended)
-            tag = await queue.consume(self._received)
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                channel = await connection.channel()
+                await channel.set_qos(prefetch_count=self._prefetch)
+                queue = await channel.get_queue(self._queue, ensure=False)
+                connection.close_callbacks.add(self._ended)
+                channel.close_callbacks.add(self._ended)
+                await _on_cancel_by_broker(channel, self._ended)
+                tag = await queue.consume(self._received)
             self._cancel = partial(queue.cancel, tag)
         except FAULTS as error:
             await _close(connection)
@@ -266,7 +269,8 @@ class RabbitMqConsumer:
         self._stopped = True
         try:
             if self._cancel is not None:
-                await self._cancel()
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    await self._cancel()
         except FAULTS as error:
             log.info("consumer not cancelled in order", error=type(error).__name__)
         while not self._arrived.empty():
@@ -296,6 +300,12 @@ async def _on_cancel_by_broker(channel: AbstractChannel, callback: Callable[...,
 
 
 async def _declare(connection: AbstractConnection) -> None:
+    # A broker that takes connections and answers nothing (no majority, an alarm) must not hold us for ever.
+    async with asyncio.timeout(DECLARE_TIMEOUT.total_seconds()):
+        await _declare_all(connection)
+
+
+async def _declare_all(connection: AbstractConnection) -> None:
     channel = await connection.channel()
     try:
         work = await channel.declare_exchange(WORK_EXCHANGE, aio_pika.ExchangeType.DIRECT, durable=True)

@@ -20,7 +20,13 @@ class Readiness:
         self._conditions: Sequence[asyncio.Event] = conditions
 
     async def run(self) -> None:
-        """Follow the conditions until cancelled: ready while all of them are set."""
+        """Follow the conditions until cancelled, then be not ready: ready while all of them are set."""
+        try:
+            await self._follow()
+        finally:
+            await self._server.set_ready(False)
+
+    async def _follow(self) -> None:
         ready = False
         while True:
             for condition in self._conditions:

@@ -1,4 +1,4 @@
-"""COMPLETE: report the outcome, once, and learn what follows (EX-1)."""
+"""COMPLETE: report the outcome and learn what follows (EX-1)."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -8,7 +8,7 @@ All retries of a job happen here, never in a library and never by broker redeliv
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import structlog
@@ -54,9 +54,18 @@ class Engine:
         """Tell whether this executor can run jobs of a type."""
         return self._resolve.knows(job_type)
 
-    async def run(self, job_id: str) -> None:
-        """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged."""
-        leased = await self._prepare(job_id)
+    async def run(self, job_id: str, *, going_on: Callable[[], bool]) -> None:
+        """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged.
+
+        Args:
+            job_id: the job.
+            going_on: False once this process takes no more jobs.
+
+        Raises:
+            AijobsError: the job could not be locked; its message must go back.
+
+        """
+        leased = await self._prepare(job_id, going_on=going_on)
         if isinstance(leased, Refused):
             log.info("job not taken", job_id=job_id, reason=leased.reason)
             return

@@ -11,7 +11,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from aijobs import canonical
 from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
-from aijobs.job_type import EarlierError, ExecutionContext, ProgressReport
+from aijobs.job_type import EarlierError, ExecutionContext
 from aijobs.logs import place_of
 from services.executor.engine.resolve import Resolved
 from services.executor.handlers import HandlerLoop
@@ -51,6 +51,12 @@ class Execute:
 
         """
         leased = resolved.leased
+        report = _Progress(progress, asyncio.get_running_loop())
+
+        def close() -> None:
+            report.open = False
+            resolved.models.close()
+
         context = ExecutionContext(
             job_id=leased.lease.job_id,
             job_type=leased.job_type,
@@ -59,16 +65,15 @@ class Execute:
             execution=execution,
             input=resolved.input,
             models=resolved.models,
-            progress=_across_threads(progress),
+            progress=report,
             earlier_errors=tuple(earlier_errors)[-MOST_EARLIER_ERRORS:],
         )
         try:
-            # Closed before the handler hears of its end: one that goes on all the same must not go on to spend.
-            return await self._handlers.run(
-                lambda: _executed(resolved, context), leased.job_type, before_cancel=resolved.models.close
-            )
+            # Closed before the handler hears of its end: one that goes on all the same must not go on to spend or
+            # to report progress.
+            return await self._handlers.run(lambda: _executed(resolved, context), leased.job_type, before_cancel=close)
         finally:
-            resolved.models.close()
+            close()
 
 
 async def _executed(resolved: Resolved, context: ExecutionContext[Any]) -> Executed:
@@ -101,11 +106,17 @@ def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tu
         raise ExecutionFailed("VALIDATION_OUTPUT", "the output is not strict JSON", feedback=str(error)) from error
 
 
-def _across_threads(progress: Callable[[int], None]) -> ProgressReport:
-    loop = asyncio.get_running_loop()
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """Brings what a handler reports to the main loop, until its execution is over."""
 
-    def report(percent: float) -> None:
+    progress: Callable[[int], None]
+    loop: asyncio.AbstractEventLoop
+    open: bool = True
+
+    def __call__(self, percent: float) -> None:
+        """Report a percentage."""
         # Rounded here, where the author of the handler sees what is wrong with anything but a number.
-        loop.call_soon_threadsafe(progress, max(0, min(100, round(percent))))
-
-    return report
+        rounded = max(0, min(100, round(percent)))
+        if self.open:
+            self.loop.call_soon_threadsafe(self.progress, rounded)

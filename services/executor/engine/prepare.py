@@ -6,7 +6,7 @@ from uuid import uuid4
 import structlog
 
 from aijobs.backoff import Backoff
-from aijobs.errors import AijobsError, IllegalTransition, InternalError, JobNotFound, LeaseConflict
+from aijobs.errors import AijobsError, IllegalTransition, InternalError, JobNotFound, LeaseConflict, ShuttingDown
 from services.executor.leases import LeasedJob
 from services.executor.lifecycle_client import LifecycleClient, Refused
 
@@ -21,10 +21,15 @@ class Prepare:
         self._client = client
         self._make_token = make_token
 
-    async def __call__(self, job_id: str) -> LeasedJob | Refused:
+    async def __call__(self, job_id: str, *, going_on: Callable[[], bool]) -> LeasedJob | Refused:
         """Lock the job, trying as long as the jobs service is merely away.
 
         A refusal means that the job is not ours to run: it has ended, somebody else has it, or there is none.
+
+        Args:
+            job_id: the job.
+            going_on: False once this process takes no more jobs; asked before each try, never in the middle of one,
+                because a lock whose answer is not awaited may have been granted.
 
         Raises:
             AijobsError: the lock as such is not possible now; the job may still wait for one.
@@ -33,6 +38,8 @@ class Prepare:
         token = self._make_token()
         backoff = Backoff()
         while True:
+            if not going_on():
+                raise ShuttingDown
             try:
                 leased = await self._client.lock(job_id, token)
             except AijobsError as error:

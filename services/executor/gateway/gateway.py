@@ -10,6 +10,7 @@ executions are retried by the engine, each of them visible as a row (EX-3).
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "CANCELLED"
 BROKEN = "INTERNAL_PROVIDER_ERROR"
+OVER = "the execution is over; its handler may call no more models"
 
 
 class GatewayClosed(Exception):
@@ -47,12 +49,12 @@ class _Ended:
 
 
 class Gateway:
-    """The gateway of one attempt of one job; implements `aijobs.job_type.ModelGateway`.
+    """The gateway of one execution of a job; implements `aijobs.job_type.ModelGateway`.
 
     Args:
         provider: the provider that serves every tier.
         models: the model's name for each tier.
-        ledger: keeps the rows of this attempt.
+        ledger: keeps the rows of the attempt.
         credential_mode: whose key pays.
         call_numbers: numbers of the attempt's calls, from 1; the executions of an attempt share them.
         monotonic: seconds of a clock that never goes back, for latencies.
@@ -81,11 +83,12 @@ class Gateway:
         self._numbers = call_numbers
         self._call_timeout = call_timeout
         self._settle_bound = settle_bound
-        self._closed = False
+        # An event, because another thread sets it.
+        self._closed = threading.Event()
 
     def close(self) -> None:
         """Refuse every further call: the execution is over. May be called from another thread."""
-        self._closed = True
+        self._closed.set()
 
     async def generate_json(self, request: ModelRequest) -> JsonObject:
         """Ask a model once; see `aijobs.job_type.ModelGateway`.
@@ -96,8 +99,8 @@ class Gateway:
             asyncio.CancelledError: after the row was settled as CANCELLED, or `settle_bound` later.
 
         """
-        if self._closed:
-            raise GatewayClosed("the execution is over; its handler may call no more models")
+        if self._closed.is_set():
+            raise GatewayClosed(OVER)
         call = ProviderCall(
             model=self._models[request.tier],
             messages=request.messages,
@@ -120,6 +123,10 @@ class Gateway:
         except asyncio.CancelledError as cancelled:
             await self._settle(row, NO_USAGE, timedelta(0), CANCELLED, cancelled)
             raise
+        if self._closed.is_set():
+            # While the row was being opened; nothing has been sent.
+            await self._settle(row, NO_USAGE, timedelta(0), CANCELLED)
+            raise GatewayClosed(OVER)
         started = self._monotonic()
         try:
             ended = await self._ask(call)

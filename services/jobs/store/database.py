@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -33,6 +33,8 @@ log = structlog.get_logger()
 CONFLICTS = frozenset({1213, 1205, 1020})
 #: The connection is gone; whether a COMMIT in flight took effect is unknown.
 CONNECTION_LOST = frozenset({2006, 2013, 2014, 2055, 1927, 4031, 1053, 1317, 0})
+#: A CHECK constraint, on MySQL and MariaDB; not everywhere an IntegrityError.
+CHECK_VIOLATED = frozenset({3819, 4025})
 #: Tries of one transaction, and the longest pause between two of them.
 TRIES = 5
 LONGEST_PAUSE = timedelta(milliseconds=200)
@@ -99,7 +101,8 @@ class Database:
         `work` may run more than once and must only touch its transaction.
 
         Raises:
-            Unavailable: the database cannot be reached; a commit may or may not have happened.
+            Unavailable: the database cannot be reached or is not as it must be; a commit may or may not have happened.
+            DBAPIError: what was to be written breaks a constraint or does not fit a column.
 
         """
         return await self._shielded(self._with_retries(work, read_only=False))
@@ -138,8 +141,11 @@ class Database:
             except PoolTimeoutError as error:
                 raise Unavailable("the database has no free connection") from error
             except (OSError, DBAPIError) as error:
-                if not _worth_repeating(error):
+                if _is_of_an_item(error):
                     raise
+                if not _worth_repeating(error):
+                    log.error("transaction refused", error=describe(error))
+                    raise Unavailable("the database refuses the transaction") from error
                 if attempt == TRIES:
                     log.warning("transaction given up", error=describe(error), tries=attempt)
                     raise Unavailable("the database cannot be reached right now") from error
@@ -223,6 +229,13 @@ def _sqlite_engine(url: URL, pool_size: int, clock: Clock) -> AsyncEngine:
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _is_of_an_item(error: OSError | DBAPIError) -> bool:
+    """Tell whether a statement failed for what it was to write, and not for the state of the database."""
+    return isinstance(error, IntegrityError | DataError) or (
+        isinstance(error, DBAPIError) and _code(error) in CHECK_VIOLATED
+    )
 
 
 def _worth_repeating(error: OSError | DBAPIError) -> bool:

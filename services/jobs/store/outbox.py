@@ -88,6 +88,16 @@ async def claimed(tx: Transaction, claim_token: str) -> list[EventRow]:
     return [EventRow(**row) for row in (await tx.execute(statement.order_by(events.id))).mappings()]
 
 
+async def renew(tx: Transaction, claim_token: str, span: timedelta) -> list[EventRow]:
+    """Let a claim begin anew, and read the events that it holds."""
+    renewed = await tx.execute(
+        update(outbox_events)
+        .where(events.claim_token == claim_token, events.status == EventStatus.PROCESSING)
+        .values(claim_until=now_plus(span))
+    )
+    return await claimed(tx, claim_token) if renewed.rowcount else []
+
+
 async def claim(
     tx: Transaction,
     *,

@@ -89,6 +89,12 @@ async def jobs(tmp_path, monkeypatch) -> AsyncIterator[Jobs]:
     await database.close()
 
 
+@pytest.fixture(autouse=True)
+async def _bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(30):
+        yield
+
+
 @pytest.fixture
 def outbox(jobs: Jobs) -> Outbox:
     return Outbox(jobs)
@@ -139,22 +145,31 @@ async def test_an_outage_costs_no_attempt_and_the_message_keeps_its_id(
     assert (row["attempt_count"], row["event_id"]) == (0, publisher.published[0].message_id)
 
 
-async def test_a_broker_that_takes_nothing_is_no_hot_loop_and_not_working(
+async def test_a_broker_that_takes_nothing_is_no_hot_loop_and_not_working_until_it_does(
     jobs: Jobs, outbox: Outbox, publisher: Publisher
 ) -> None:
-    """OB-4: claiming pauses, and readiness tells the truth."""
-    publisher.failures = [BrokerUnavailable("nack")] * 1000
-    await jobs.create()
+    """OB-4: claiming pauses, and readiness tells the truth, in both directions."""
     relay = Relay(outbox, publisher, claim_size=10)
     task = asyncio.create_task(relay.run())
-    async with asyncio.timeout(10):
-        while len(publisher.failures) > 998:
-            outbox.settled.clear()
-            await outbox.settled.wait()
+    await jobs.create()
+    await until(outbox, "published 0")
+    await relay.working.wait()
+    publisher.failures = [BrokerUnavailable("nack")] * 2
+    outbox.claims = 0
+    await jobs.create()
+    await stopped_working(relay)
+    await until(outbox, "published 0", "published 0")
+    await relay.working.wait()
     assert outbox.claims < 50
-    assert not relay.working.is_set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def stopped_working(relay: Relay) -> None:
+    """Wait until the relay says that it does not work; an Event cannot be awaited the other way round."""
+    async with asyncio.timeout(10):
+        while relay.working.is_set():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.001)
 
 
 async def test_one_event_that_cannot_be_sent_holds_up_nobody(

@@ -62,6 +62,19 @@ async def test_a_cancelled_error_of_the_handlers_own_is_its_failure(loop: Handle
         await loop.run(work, "work")
 
 
+async def test_a_handler_that_cancels_its_own_task_fails_too(loop: HandlerLoop) -> None:
+    """Its task then counts a cancellation, but none of ours."""
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+
+    with pytest.raises(HandlerExit):
+        await loop.run(work, "work")
+
+
 async def test_a_task_of_a_handler_cannot_end_the_thread_either(loop: HandlerLoop) -> None:
     async def child() -> None:
         raise SystemExit(3)

@@ -1,7 +1,7 @@
 """What the executor does when the jobs service is away, or does not take what it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from aijobs.broker.memory import MemoryBroker, MemoryConsumer, MemoryDelivery
 from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message
 from aijobs.definition import CredentialMode
-from aijobs.errors import AijobsError, InternalError, PermissionDenied, ServerBusy, Unreachable
+from aijobs.errors import AijobsError, InternalError, PayloadTooLarge, PermissionDenied, ShuttingDown, Unreachable
 from aijobs.job_type import ModelTier
 from services.executor import ledger as ledger_module
 from services.executor.consumer import QueueConsumer
@@ -94,8 +94,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
             [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: INTERNAL")],
         ),
         (
-            [ServerBusy("message too large"), PermissionDenied("no")],
-            [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: SERVER_BUSY")],
+            [PayloadTooLarge("message too large"), PermissionDenied("no")],
+            [SUCCESS, Failed(execution=2, code="INTERNAL_RESULT_REFUSED", internal="refused: PAYLOAD_TOO_LARGE")],
         ),
     ],
 )
@@ -125,14 +125,22 @@ async def test_an_abandoned_run_reports_nothing() -> None:
 
 async def test_a_lock_is_repeated_with_the_same_token_while_the_service_is_away() -> None:
     client = Client(Unreachable("jobs"), Unreachable("jobs"), refused("LEASE_CONFLICT"))
-    assert await Prepare(client)("job-1") == refused("LEASE_CONFLICT")
+    assert await Prepare(client)("job-1", going_on=lambda: True) == refused("LEASE_CONFLICT")
     assert len(set(map(str, client.told))) == 1
+
+
+async def test_a_process_that_ends_takes_no_more_jobs() -> None:
+    """Not even one whose lock it has been trying for while the jobs service was away."""
+    client = Client(Unreachable("jobs"), Unreachable("jobs"))
+    with pytest.raises(ShuttingDown):
+        await Prepare(client)("job-1", going_on=lambda: bool(client.answers))
+    assert len(client.told) == 2
 
 
 @pytest.mark.parametrize("answer", [PermissionDenied("no"), refused("INTERNAL"), refused("NOT_ATTEMPTED")])
 async def test_a_lock_that_says_nothing_about_the_job_is_no_reason_to_forget_it(answer: Answer) -> None:
     with pytest.raises(AijobsError):
-        await Prepare(Client(answer))("job-1")
+        await Prepare(Client(answer))("job-1", going_on=lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,33 @@ async def test_only_a_lost_lease_or_a_cancel_stops_a_run(answer: Answer, reason:
                 await client.asked.wait()
         assert beat.switch.reason == reason
     beating.cancel()
+
+
+async def test_a_run_that_reports_progress_all_the_time_starves_nobody() -> None:
+    """The quiet run's lease must be renewed, and its cancel heard of, whatever others report."""
+
+    class ChattyClient(LifecycleClient):
+        def __init__(self) -> None:
+            self.renewed = asyncio.Event()
+
+        async def extend(self, beats: Sequence[Beat], progress: Sequence[int | None]) -> list[Renewed | Refused]:
+            chatty.report_progress(1)  # again, before the answer is there
+            if quiet in beats:
+                self.renewed.set()
+            return [Renewed(cancel_requested=False) for _ in beats]
+
+    client = ChattyClient()
+    heartbeats = Heartbeats(client, timedelta(milliseconds=50))
+    with (
+        heartbeats.beating(LEASE) as chatty,
+        heartbeats.beating(Lease(job_id="2", attempt=1, lease_token="t")) as quiet,
+    ):
+        beating = asyncio.create_task(heartbeats.run())
+        for _ in range(3):
+            client.renewed.clear()
+            async with asyncio.timeout(5):
+                await client.renewed.wait()
+        beating.cancel()
 
 
 OPENED = CallOpened(
@@ -205,7 +240,7 @@ class EndlessEngine(Engine):
     def knows(self, job_type: str) -> bool:
         return job_type == "known"
 
-    async def run(self, job_id: str) -> None:
+    async def run(self, job_id: str, *, going_on: Callable[[], bool]) -> None:
         self.started.set()
         await self.go_on.wait()
         self.finished.append(job_id)

@@ -8,7 +8,7 @@ import pytest
 from aijobs.canonical import JsonObject
 from aijobs.failures import ExecutionFailed
 from aijobs.job_type import Message, ModelRequest, ModelTier
-from services.executor.gateway.gateway import Gateway
+from services.executor.gateway.gateway import Gateway, GatewayClosed
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import ProviderAnswer, ProviderCall, ProviderFailed, TokenSource, Usage
 
@@ -240,3 +240,27 @@ async def test_an_engine_timeout_around_a_call_stays_a_timeout():
         async with asyncio.timeout(0.01):
             await models.generate_json(REQUEST)
     assert ledger.rows[1].error_code == "CANCELLED"
+
+
+async def test_a_closed_gateway_asks_nobody() -> None:
+    ledger = Ledger()
+    built, provider = gateway(ledger, '{"a": 1}')
+    built.close()
+    with pytest.raises(GatewayClosed):
+        await built.generate_json(REQUEST)
+    assert (provider.calls, ledger.rows) == ([], [])
+
+
+async def test_a_gateway_that_is_closed_while_a_row_is_being_opened_asks_nobody_and_settles_the_row() -> None:
+    ledger = Ledger()
+    ledger.open_gate.clear()
+    built, provider = gateway(ledger, '{"a": 1}')
+    asking = asyncio.create_task(built.generate_json(REQUEST))
+    await ledger.opening.wait()
+    built.close()
+    ledger.open_gate.set()
+    with pytest.raises(GatewayClosed):
+        await asking
+    assert provider.calls == []
+    opened, settled = ledger.rows
+    assert (settled.opened, settled.error_code) == (opened, "CANCELLED")
