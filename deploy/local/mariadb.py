@@ -4,7 +4,6 @@ import asyncio
 import getpass
 import os
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,9 +14,9 @@ from deploy.local.guarded import GuardedProcess, ProcessFailedError, tail
 from deploy.local.lifeline import Lifeline, exclusively
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.secret_file import kept_secret, write_private
+from deploy.local.server import START_WITHIN, LocalServer
 
 USER = "aijobs"
-START_WITHIN = timedelta(seconds=60)
 STOP_WITHIN = timedelta(seconds=15)
 # Debian keeps servers out of an ordinary user's PATH.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
@@ -38,7 +37,7 @@ class MariaDbBinaries:
         return cls(server=Path(server), install=Path(install)) if server and install else None
 
 
-class MariaDbServer:
+class MariaDbServer(LocalServer):
     """A MariaDB of our own. It ends when its lifeline is abandoned.
 
     Args:
@@ -53,6 +52,8 @@ class MariaDbServer:
 
     """
 
+    product = "MariaDB"
+
     def __init__(
         self,
         folder: Path,
@@ -63,97 +64,31 @@ class MariaDbServer:
         flush_log_at_commit: int = 1,
         template: Path | None = None,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.log = folder / "mariadb.log"
+        super().__init__(folder, log_name="mariadb.log", lifeline=lifeline)
         self.address = DatabaseAddress(
             host=LOOPBACK, port=port or free_port(), user=USER, password=kept_secret(folder / "password")
         )
-        self._lifeline = lifeline
         self._binaries = binaries
         self._flush_log_at_commit = flush_log_at_commit
         self._template = template
-        self._process: GuardedProcess | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process; None before the first start and after the end."""
-        return self._process.pid if self._process is not None and self._process.running else None
-
-    async def start(self, *, within: timedelta = START_WITHIN) -> None:
-        """Start the server; it answers when this returns.
-
-        Raises:
-            ProcessFailedError: it ended, or did not answer in time. The message quotes its log.
-
-        """
-        await asyncio.to_thread(self._prepare)
-        self._process = await GuardedProcess.start(
-            self._command(),
-            lifeline=self._lifeline,
-            log=self.log,
-            environment=dict(os.environ),
-            folder=self.folder,
-        )
-        try:
-            async with asyncio.timeout(within.total_seconds()):
-                await self._answers(self._process)
-        except TimeoutError as error:
-            await self.kill()
-            raise ProcessFailedError(f"MariaDB did not answer within {within}\n{tail(self.log)}") from error
-        except BaseException:
-            await self.kill()
-            raise
 
     async def stop(self) -> None:
         """Stop the server in an orderly way; its data stays."""
         if self._process is not None:
             await self._process.stop(patience=STOP_WITHIN)
 
-    async def kill(self) -> None:
-        """End the server by SIGKILL; its data stays."""
-        if self._process is not None:
-            await self._process.kill()
-
-    async def wait(self) -> int:
-        """Wait for the end of the server and return its exit status.
-
-        Raises:
-            RuntimeError: it was never started.
-
-        """
-        if self._process is None:
-            raise RuntimeError("not started")
-        return await self._process.wait()
-
-    async def discard(self) -> None:
-        """End the server at once and remove its data; its log stays."""
-        await self.kill()
-        await asyncio.to_thread(shutil.rmtree, self.folder / "data", ignore_errors=True)
-
-    def freeze(self) -> None:
-        """Let the server hang (SIGSTOP): connections stay open and nothing answers."""
-        if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        if self._process is not None:
-            self._process.signal(signal.SIGCONT)
-
-    async def restart(self) -> None:
-        """Stop the server if it runs and start it on the same port and data.
-
-        Raises:
-            ProcessFailedError: it ended, or did not answer in time.
-
-        """
-        await self.stop()
-        await self.start()
-
     async def create_database(self, name: str) -> str:
         """Create an empty database and return its SQLAlchemy URL (see `DatabaseAddress`)."""
         return await self.address.create_database(name)
+
+    async def _launch(self) -> GuardedProcess:
+        return await GuardedProcess.start(
+            self._command(),
+            lifeline=self._lifeline,
+            log=self.log,
+            environment=dict(os.environ),
+            folder=self.folder,
+        )
 
     async def _answers(self, process: GuardedProcess) -> None:
         while True:

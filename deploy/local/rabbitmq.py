@@ -3,21 +3,20 @@
 import asyncio
 import os
 import shutil
-import signal
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from deploy.local.broker import BrokerAddress, QueueDepth
 from deploy.local.database import UnreachableError
-from deploy.local.guarded import GuardedProcess, ProcessFailedError, tail
+from deploy.local.guarded import GuardedProcess
 from deploy.local.lifeline import Lifeline
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.secret_file import kept_secret, write_private
+from deploy.local.server import LocalServer
 
 USER = "aijobs"
 NODE = "aijobs@localhost"
-START_WITHIN = timedelta(seconds=90)
 # With the management plugin an orderly stop takes 6 s, whatever there is to do.
 STOP_WITHIN = timedelta(seconds=20)
 # The scripts themselves: the wrapper in /usr/sbin changes the user and drops the environment.
@@ -42,7 +41,7 @@ class RabbitMqBinaries:
         return cls(server=Path(server), port_mapper=Path(port_mapper)) if server and port_mapper else None
 
 
-class RabbitMqServer:
+class RabbitMqServer(LocalServer):
     """A RabbitMQ of our own, with the management API. It ends when its lifeline is abandoned.
 
     Args:
@@ -53,12 +52,12 @@ class RabbitMqServer:
 
     """
 
+    product = "RabbitMQ"
+
     def __init__(
         self, folder: Path, *, lifeline: Lifeline, binaries: RabbitMqBinaries, port: int | None = None
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.log = folder / "rabbitmq.log"
+        super().__init__(folder, log_name="rabbitmq.log", lifeline=lifeline)
         self.address = BrokerAddress(
             host=LOOPBACK,
             port=port or free_port(),
@@ -66,12 +65,10 @@ class RabbitMqServer:
             user=USER,
             password=kept_secret(folder / "password"),
         )
-        self._lifeline = lifeline
         self._binaries = binaries
         self._distribution_port = free_port()
         self._mapper_port = free_port()
         self._mapper: GuardedProcess | None = None
-        self._process: GuardedProcess | None = None
 
     @property
     def pid(self) -> int | None:
@@ -83,40 +80,6 @@ class RabbitMqServer:
         except (FileNotFoundError, ValueError):
             return None
 
-    async def start(self, *, within: timedelta = START_WITHIN) -> None:
-        """Start the node; it answers over AMQP and HTTP when this returns.
-
-        Raises:
-            ProcessFailedError: it ended, or did not answer in time. The message quotes its log.
-
-        """
-        await asyncio.to_thread(self._prepare)
-        environment = self._environment()
-        try:
-            async with asyncio.timeout(within.total_seconds()):
-                # Started by the node, the port mapper would detach itself and outlive us.
-                self._mapper = await GuardedProcess.start(
-                    [str(self._binaries.port_mapper), "-port", str(self._mapper_port), "-address", LOOPBACK],
-                    lifeline=self._lifeline,
-                    log=self.log,
-                    environment=environment,
-                    folder=self.folder,
-                )
-                self._process = await GuardedProcess.start(
-                    [str(self._binaries.server)],
-                    lifeline=self._lifeline,
-                    log=self.log,
-                    environment=environment,
-                    folder=self.folder,
-                )
-                await self._answers(self._process)
-        except TimeoutError as error:
-            await self.kill()
-            raise ProcessFailedError(f"RabbitMQ did not answer within {within}\n{tail(self.log)}") from error
-        except BaseException:
-            await self.kill()
-            raise
-
     async def stop(self) -> None:
         """Stop the node in an orderly way, then its port mapper; durable data stays."""
         if self._process is not None:
@@ -126,45 +89,8 @@ class RabbitMqServer:
 
     async def kill(self) -> None:
         """End the node by SIGKILL, and its port mapper; durable data stays."""
-        if self._process is not None:
-            await self._process.kill()
+        await super().kill()
         await self._end_mapper()
-
-    async def wait(self) -> int:
-        """Wait for the end of the node and return its exit status.
-
-        Raises:
-            RuntimeError: it was never started.
-
-        """
-        if self._process is None:
-            raise RuntimeError("not started")
-        return await self._process.wait()
-
-    async def discard(self) -> None:
-        """End the node at once and remove its data; its logs stay."""
-        await self.kill()
-        await asyncio.to_thread(shutil.rmtree, self.folder / "data", ignore_errors=True)
-
-    def freeze(self) -> None:
-        """Let the node hang (SIGSTOP): connections stay open and nothing answers."""
-        if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen node go on."""
-        if self._process is not None:
-            self._process.signal(signal.SIGCONT)
-
-    async def restart(self) -> None:
-        """Stop the node if it runs and start it on the same ports and data.
-
-        Raises:
-            ProcessFailedError: it ended, or did not answer in time.
-
-        """
-        await self.stop()
-        await self.start()
 
     def url(self, vhost: str = "/") -> str:
         """Return the AMQP URL of a virtual host (see `BrokerAddress`)."""
@@ -204,6 +130,24 @@ class RabbitMqServer:
     async def _end_mapper(self) -> None:
         if self._mapper is not None:
             await self._mapper.kill()
+
+    async def _launch(self) -> GuardedProcess:
+        environment = self._environment()
+        # Started by the node, the port mapper would detach itself and outlive us.
+        self._mapper = await GuardedProcess.start(
+            [str(self._binaries.port_mapper), "-port", str(self._mapper_port), "-address", LOOPBACK],
+            lifeline=self._lifeline,
+            log=self.log,
+            environment=environment,
+            folder=self.folder,
+        )
+        return await GuardedProcess.start(
+            [str(self._binaries.server)],
+            lifeline=self._lifeline,
+            log=self.log,
+            environment=environment,
+            folder=self.folder,
+        )
 
     async def _answers(self, process: GuardedProcess) -> None:
         while True:
