@@ -19,6 +19,7 @@ from aijobs.v1 import (
 from services.jobs.cancellation import JobCancellation
 from services.jobs.creation import JobCreation
 from services.jobs.execution import JobExecution
+from services.jobs.leasing import JobLeasing
 from services.jobs.migrate import require_current
 from services.jobs.outbox import Outbox
 from services.jobs.queries import JobQueries
@@ -121,7 +122,9 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     server.add(
         "aijobs.v1.LifecycleService",
         lifecycle_service_pb2_grpc.add_LifecycleServiceServicer_to_server,
-        LifecycleServicer(JobExecution(database, wakeups, settings.lease_time), UsageLedger(database)),
+        LifecycleServicer(
+            JobLeasing(database, wakeups, settings.lease_time), JobExecution(database, wakeups), UsageLedger(database)
+        ),
     )
     server.add(
         "aijobs.v1.OutboxService", outbox_service_pb2_grpc.add_OutboxServiceServicer_to_server, OutboxServicer(outbox)

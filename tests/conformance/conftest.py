@@ -15,13 +15,16 @@ from aijobs import canonical
 from aijobs.definition import Execution, JobDefinition, Metadata, Queue, Routing, Schema
 from aijobs.errors import AijobsError
 from aijobs.registry import Registry
+from services.jobs.admission import NewJob
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
-from services.jobs.creation import Created, JobCreation, NewJob
-from services.jobs.execution import Accepted, Failed, JobExecution, Locked, LockRequest, Outcome, Succeeded
+from services.jobs.creation import Created, JobCreation
+from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
+from services.jobs.leasing import JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
 from services.jobs.migrate import upgrade_with
 from services.jobs.outbox import Outbox
 from services.jobs.queries import JobQueries, Viewer
+from services.jobs.results import Succeeded
 from services.jobs.store.database import Database, Transaction
 from services.jobs.usage import UsageLedger
 from services.jobs.wakeups import Signal, Wakeups
@@ -84,7 +87,8 @@ class Jobs:
             ]
         )
         self.creation = JobCreation(self.database, registry, self.wakeups)
-        self.execution = JobExecution(self.database, self.wakeups, self.lease_time)
+        self.leasing = JobLeasing(self.database, self.wakeups, self.lease_time)
+        self.execution = JobExecution(self.database, self.wakeups)
         self.cancellation = JobCancellation(self.database, self.wakeups)
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)
@@ -106,9 +110,7 @@ class Jobs:
     async def try_lock(
         self, job_id: str, token: str | None = None, executor_id: str = "executor-1"
     ) -> Locked | AijobsError:
-        (result,) = await self.execution.lock(
-            executor_id, [LockRequest(job_id=job_id, lease_token=token or uuid4().hex)]
-        )
+        (result,) = await self.leasing.lock(executor_id, [LockRequest(job_id=job_id, lease_token=token or uuid4().hex)])
         return result
 
     async def running(self, **changes: Any) -> Lease:

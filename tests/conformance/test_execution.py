@@ -20,18 +20,10 @@ from aijobs.errors import (
 )
 from aijobs.states import JobState
 from services.jobs.creation import Created
-from services.jobs.execution import (
-    Accepted,
-    Cancelled,
-    Extend,
-    Extended,
-    JobExecution,
-    Locked,
-    LockRequest,
-    Outcome,
-    Succeeded,
-)
+from services.jobs.execution import Accepted, Cancelled, JobExecution, Outcome
+from services.jobs.leasing import Extend, Extended, Locked, LockRequest
 from services.jobs.lifecycle import Lease
+from services.jobs.results import Succeeded
 from services.jobs.store.contents import ArtifactRow
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import job_artifacts, outbox_events
@@ -105,7 +97,7 @@ async def test_a_batch_of_locks_answers_each_by_itself(jobs: Jobs) -> None:
         LockRequest(job_id=free, lease_token="d" * 32),
         LockRequest(job_id=free, lease_token="b" * 32),
     ]
-    results = await jobs.execution.lock("executor-1", items)
+    results = await jobs.leasing.lock("executor-1", items)
     assert [type(result) for result in results] == [LeaseConflict, Locked, JobNotFound, LeaseConflict, Locked]
 
 
@@ -129,7 +121,7 @@ async def test_a_success_commits_output_artifacts_history_and_event_together(job
 async def test_a_result_that_breaks_a_constraint_leaves_nothing(jobs: Jobs, monkeypatch) -> None:
     """PJ-2: the projection fails, so there is no success either, and the run goes on."""
     lease = await jobs.running()
-    monkeypatch.setattr("services.jobs.execution._artifact_violations", lambda *_: [])
+    monkeypatch.setattr("services.jobs.results.artifact_violations", lambda *_: [])
     twice = [artifact(lease.job_id), artifact(lease.job_id)]
     result = await jobs.submit(lease, success(artifacts=twice))
     assert isinstance(result, AijobsError)
@@ -140,7 +132,7 @@ async def test_a_result_that_breaks_a_constraint_leaves_nothing(jobs: Jobs, monk
 
 async def test_a_bad_item_of_a_batch_harms_only_itself(jobs: Jobs, monkeypatch) -> None:
     leases = [await jobs.running() for _ in range(3)]
-    monkeypatch.setattr("services.jobs.execution._artifact_violations", lambda *_: [])
+    monkeypatch.setattr("services.jobs.results.artifact_violations", lambda *_: [])
     bad = [artifact(leases[1].job_id), artifact(leases[1].job_id)]
     results = await jobs.execution.submit(
         [
@@ -191,12 +183,12 @@ async def test_everything_in_a_lock_answer_counts_against_its_size(jobs: Jobs) -
     batch = [new_job(user_id=f"user-{n}", labels=labels, input={"text": "x" * 29_000}) for n in range(100)]
     created = await jobs.creation.create("backend", batch)
     ids = [item.job.job_id for item in created if isinstance(item, Created)]
-    results = await jobs.execution.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
+    results = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
     granted = [result for result in results if isinstance(result, Locked)]
     size = sum(len(item.snapshot.content_json) + len(item.job.labels_json.encode()) for item in granted)
     assert 2_500_000 < size < 3 * 1024 * 1024
     large = (await jobs.create(input={"text": "x" * 900_000})).job.job_id
-    again = await jobs.execution.lock("executor-1", [LockRequest(job_id=large, lease_token="t" * 32)] * 6)
+    again = await jobs.leasing.lock("executor-1", [LockRequest(job_id=large, lease_token="t" * 32)] * 6)
     assert [type(result) for result in again] == [Locked] * 3 + [NotAttempted] * 3
 
 
@@ -225,7 +217,7 @@ async def test_a_stale_lease_changes_nothing(jobs: Jobs, stale) -> None:
     lease = Lease(**{"job_id": good.job_id, "attempt": good.attempt, "lease_token": good.lease_token, **stale})
     for report in (success(), failure("PROVIDER_TIMEOUT"), failure("CREDENTIAL_MISSING"), Cancelled()):
         assert isinstance(await jobs.submit(lease, report), LeaseLost)
-    (extended,) = await jobs.execution.extend([Extend(lease=lease, progress=50)])
+    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=50)])
     assert isinstance(extended, LeaseLost)
     detail = await jobs.queries.get(BACKEND, good.job_id, full=False)
     assert (detail.job.lifecycle_status, detail.job.progress, detail.job.sequence) == (JobState.RUNNING, 0, 2)
@@ -295,9 +287,9 @@ async def test_earlier_errors_come_with_the_lease(jobs: Jobs) -> None:
 
 async def test_a_heartbeat_extends_and_carries_progress(jobs: Jobs) -> None:
     lease = await jobs.running()
-    (extended,) = await jobs.execution.extend([Extend(lease=lease, progress=42)])
+    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=42)])
     assert extended == Extended(remaining=timedelta(seconds=60), cancel_requested=False)
-    (extended,) = await jobs.execution.extend([Extend(lease=lease, progress=None)])
+    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=None)])
     assert isinstance(extended, Extended)
     assert (await jobs.queries.get(BACKEND, lease.job_id, full=False)).job.progress == 42
 
@@ -306,7 +298,7 @@ async def test_a_batch_of_heartbeats_answers_each_by_itself(jobs: Jobs) -> None:
     leases = [await jobs.running() for _ in range(3)]
     await jobs.cancel(leases[1].job_id)
     stale = Lease(job_id=leases[2].job_id, attempt=9, lease_token=leases[2].lease_token)
-    results = await jobs.execution.extend(
+    results = await jobs.leasing.extend(
         [
             Extend(lease=lease, progress=progress)
             for lease, progress in ((leases[0], 10), (leases[1], None), (stale, 30))
@@ -373,7 +365,7 @@ async def test_one_job_twice_in_a_batch_is_reported_once(jobs: Jobs) -> None:
 async def test_a_type_that_this_replica_does_not_know_is_no_obstacle(jobs: Jobs) -> None:
     """A rolling upgrade: what the definition says about failures was frozen in the job when it was created."""
     leases = [await jobs.running(job_type="patient"), await jobs.running()]
-    older = JobExecution(jobs.database, jobs.wakeups, jobs.lease_time)
+    older = JobExecution(jobs.database, jobs.wakeups)
     results = await older.submit([Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
     assert [(result.job.lifecycle_status, result.backoff) for result in results if isinstance(result, Accepted)] == [
         (JobState.RUNNING, timedelta(seconds=2)),
@@ -418,10 +410,10 @@ async def test_an_ordinal_out_of_range_is_refused(jobs: Jobs, ordinal: int) -> N
 async def test_a_lock_hands_out_only_what_one_answer_can_hold(jobs: Jobs) -> None:
     """Six snapshots of 900 KB outgrow a gRPC message: what does not fit is not locked either."""
     ids = [(await jobs.create(input={"text": "x" * 900_000})).job.job_id for _ in range(6)]
-    first = await jobs.execution.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
+    first = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
     assert [type(result) for result in first] == [Locked] * 3 + [NotAttempted] * 3
     assert [await state(jobs, id_) for id_ in ids] == [JobState.RUNNING] * 3 + [JobState.QUEUED] * 3
-    again = await jobs.execution.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids[3:]])
+    again = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids[3:]])
     assert [type(result) for result in again] == [Locked] * 3
 
 

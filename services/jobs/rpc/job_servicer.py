@@ -11,8 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from aijobs.errors import AijobsError, InvalidInput
 from aijobs.rpc.auth import current_caller
 from aijobs.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc
+from services.jobs.admission import LARGE_INPUT, NewJob
 from services.jobs.cancellation import Cancel, CancelOutcome, JobCancellation
-from services.jobs.creation import LARGE_INPUT, JobCreation, NewJob
+from services.jobs.creation import JobCreation
 from services.jobs.queries import JobFilter, JobQueries, Viewer
 from services.jobs.rpc import translate
 from services.jobs.watching import JobWatching

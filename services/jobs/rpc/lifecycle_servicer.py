@@ -7,19 +7,10 @@ import grpc
 
 from aijobs.errors import AijobsError, InvalidInput
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
-from services.jobs.execution import (
-    Accepted,
-    Cancelled,
-    Extend,
-    Extended,
-    Failed,
-    JobExecution,
-    Locked,
-    LockRequest,
-    Outcome,
-    Succeeded,
-)
+from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome
+from services.jobs.leasing import Extend, Extended, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
+from services.jobs.results import Succeeded
 from services.jobs.rpc import translate
 from services.jobs.store.contents import ArtifactRow
 from services.jobs.store.usage import Call, Settled
@@ -39,7 +30,8 @@ TOKEN_SOURCES = {
 class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     """Translates between the wire and the use cases."""
 
-    def __init__(self, execution: JobExecution, ledger: UsageLedger) -> None:
+    def __init__(self, leasing: JobLeasing, execution: JobExecution, ledger: UsageLedger) -> None:
+        self._leasing = leasing
         self._execution = execution
         self._ledger = ledger
 
@@ -50,7 +42,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         del context
         executor_id = translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _lock_request)
-        results = batch.merge(await self._execution.lock(executor_id, batch.good))
+        results = batch.merge(await self._leasing.lock(executor_id, batch.good))
         return lifecycle_service_pb2.LockJobsResponse(
             results=[
                 lifecycle_service_pb2.LockResult(error=translate.item_error(result))
@@ -67,7 +59,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         del context
         translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _extend)
-        results = batch.merge(await self._execution.extend(batch.good))
+        results = batch.merge(await self._leasing.extend(batch.good))
         return lifecycle_service_pb2.ExtendLeasesResponse(
             results=[
                 lifecycle_service_pb2.ExtendResult(error=translate.item_error(result))

@@ -15,7 +15,7 @@ from aijobs.errors import AijobsError, InvalidInput, NotAttempted, PayloadTooLar
 from aijobs.identifiers import LONGEST, is_identifier, rule
 from aijobs.states import JobState
 from aijobs.v1 import job_pb2, job_service_pb2, lifecycle_service_pb2
-from services.jobs.creation import LARGEST_INPUT
+from services.jobs.admission import LARGEST_INPUT
 from services.jobs.queries import JobDetail
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow

@@ -1,0 +1,161 @@
+"""Whether a create request can be a job at all, before anything is read or written (CR-3, CR-4).
+
+A request that fits becomes an `Admitted`: with its definition, its input frozen as canonical JSON, and the fingerprint
+by which a repeat is told from another request.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from aijobs import canonical
+from aijobs.definition import JobDefinition
+from aijobs.errors import (
+    AijobsError,
+    FieldViolation,
+    InternalError,
+    InvalidIdempotencyKey,
+    InvalidInput,
+    PayloadTooLarge,
+)
+from aijobs.identifiers import is_identifier, rule
+from aijobs.logs import place_of
+from aijobs.registry import Registry
+
+LABEL_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
+MOST_LABELS = 16
+LONGEST_LABEL = 256
+LARGEST_INPUT = 1024 * 1024
+#: Inputs above this are checked in a thread: a second of validation must not hold up everybody's heartbeats.
+LARGE_INPUT = 16 * 1024
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A create request as a caller made it, its input already JSON."""
+
+    request_id: str
+    user_id: str
+    job_type: str
+    target_type: str
+    target_id: str
+    input: JsonValue
+    #: Size of the input as it was sent, in bytes.
+    input_size: int
+    idempotency_key: str | None
+    strict_idempotency: bool
+    labels: Mapping[str, str]
+    priority: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A request that fits its definition."""
+
+    request: NewJob
+    definition: JobDefinition
+    snapshot_json: str
+    fingerprint: str
+
+
+async def admit(registry: Registry, request: NewJob) -> Admitted | AijobsError:
+    """Check a request; a large one beside the event loop.
+
+    Returns an error of the class InvalidInput, or of one of its children, that names every field that is wrong.
+    """
+    try:
+        if request.input_size <= LARGE_INPUT:
+            return _admit(registry, request)
+        return await asyncio.to_thread(_admit, registry, request)
+    except AijobsError as error:
+        return error
+
+
+def _admit(registry: Registry, request: NewJob) -> Admitted:
+    definition = registry[request.job_type]
+    violations = _field_violations(request)
+    if violations:
+        raise InvalidInput.fields(violations)
+    if request.idempotency_key is not None and not is_identifier(request.idempotency_key):
+        raise InvalidIdempotencyKey.field("idempotency_key", rule())
+    return Admitted(
+        request=request,
+        definition=definition,
+        snapshot_json=_snapshot(definition.input.model, request.input),
+        fingerprint=_fingerprint(request),
+    )
+
+
+def _field_violations(request: NewJob) -> list[FieldViolation]:
+    problems: list[FieldViolation] = []
+    for name, value, optional in (
+        ("request_id", request.request_id, False),
+        ("user_id", request.user_id, False),
+        ("target.type", request.target_type, True),
+        ("target.id", request.target_id, True),
+    ):
+        if not (optional and not value) and not is_identifier(value):
+            problems.append(FieldViolation(name, rule()))
+    if bool(request.target_type) != bool(request.target_id):
+        problems.append(FieldViolation("target", "needs both type and id"))
+    if len(request.labels) > MOST_LABELS:
+        problems.append(FieldViolation("labels", f"{len(request.labels)} labels; at most {MOST_LABELS}"))
+    for key, value in request.labels.items():
+        if not LABEL_KEY.fullmatch(key):
+            problems.append(FieldViolation("labels", f"key {key[:80]!r} must match {LABEL_KEY.pattern}"))
+        elif len(value) > LONGEST_LABEL or "\x00" in value:
+            problems.append(FieldViolation(f"labels.{key}", f"at most {LONGEST_LABEL} characters, none of them NUL"))
+    if request.priority is not None and not 0 <= request.priority <= 100:  # noqa: PLR2004 - the bounds of RG-1
+        problems.append(FieldViolation("overrides.priority", "must be from 0 to 100"))
+    return problems
+
+
+def _snapshot(model: type[BaseModel], value: JsonValue) -> str:
+    """Validate the caller's input and freeze it, defaults filled in, as canonical JSON."""
+    try:
+        canonical.check(value)
+        validated = model.model_validate(value)
+        text = canonical.dump(validated.model_dump(mode="json", by_alias=True))
+    except canonical.NotStrictJson as error:
+        raise InvalidInput.field("input", str(error)) from error
+    except ValidationError as error:
+        raise InvalidInput.fields(
+            [
+                FieldViolation(
+                    ".".join(["input", *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, ")
+                )
+                for problem in error.errors(include_url=False, include_context=False, include_input=False)[:20]
+            ]
+        ) from error
+    except Exception as error:  # noqa: BLE001 - see below
+        # A job type's own validator broke. Its message may repeat what the caller sent, so only the place is logged.
+        log.error("input validator failed", model=model.__name__, error=place_of(error))
+        raise InternalError("the job type cannot check this input") from None
+    size = len(text.encode())
+    if size > LARGEST_INPUT:
+        raise PayloadTooLarge.field("input", f"{size} bytes with its defaults; at most {LARGEST_INPUT}")
+    return text
+
+
+def _fingerprint(request: NewJob) -> str:
+    """Hash everything that was asked for but the request id: what two requests must share to be the same (CR-2).
+
+    The input goes in as it was sent: with the defaults of a definition filled in, a repeat after an upgrade that
+    changed one would look like another request.
+    """
+    asked: dict[str, Any] = {
+        "jobType": request.job_type,
+        "userId": request.user_id,
+        "target": [request.target_type, request.target_id],
+        "input": canonical.digest(canonical.dump(request.input)),
+        "idempotencyKey": request.idempotency_key,
+        "labels": dict(request.labels),
+        "priority": request.priority,
+    }
+    return canonical.digest(canonical.dump(asked))
