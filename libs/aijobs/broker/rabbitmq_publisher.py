@@ -1,0 +1,96 @@
+"""Publishing to RabbitMQ with confirms."""
+
+import asyncio
+from datetime import timedelta
+
+import aio_pika
+from aio_pika.abc import AbstractConnection, AbstractExchange
+from aio_pika.exceptions import DeliveryError, PublishError
+
+from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message, MessageRefused, QueueMissing
+from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare
+from aijobs.broker.topology import EVENTS_EXCHANGE, WORK_EXCHANGE
+
+
+class RabbitMqPublisher:
+    """Implements `aijobs.broker.port.Publisher` over a connection of its own, with confirms."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._connection: AbstractConnection | None = None
+        self._exchanges: dict[str, AbstractExchange] = {}
+        #: False: a work queue was found missing, so the next connect declares all of them.
+        self._declared = True
+        self._connecting = asyncio.Lock()
+
+    async def connect(self) -> None:
+        """Connect, unless connected."""
+        async with self._connecting:
+            if self._connection is not None and not self._connection.is_closed:
+                if not self._declared:
+                    await self._declare_again(self._connection)
+                return
+            connection = await self._connector.open("publisher")
+            try:
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                self._exchanges = {
+                    name: await channel.get_exchange(name, ensure=False) for name in (WORK_EXCHANGE, EVENTS_EXCHANGE)
+                }
+            except FAULTS as error:
+                await close(connection)
+                raise BrokerUnavailable("the broker broke off while connecting") from error
+            self._connection = connection
+            self._declared = True
+
+    async def _declare_again(self, connection: AbstractConnection) -> None:
+        try:
+            await declare(connection)
+        except FAULTS as error:
+            await self._drop(connection)
+            raise BrokerUnavailable("the broker broke off while declaring") from error
+        self._declared = True
+
+    async def publish(self, message: Message, within: timedelta) -> None:
+        """Publish a message and wait for its confirm."""
+        if len(message.body) > LARGEST_BODY:
+            raise MessageRefused(f"{len(message.body)} bytes; at most {LARGEST_BODY}")
+        connection = self._connection
+        if connection is None or connection.is_closed:
+            raise BrokerUnavailable("not connected")
+        work = message.queue is not None
+        exchange = self._exchanges[WORK_EXCHANGE if work else EVENTS_EXCHANGE]
+        try:
+            await exchange.publish(
+                aio_pika.Message(
+                    message.body,
+                    content_type="application/json",
+                    delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                    message_id=message.message_id,
+                    correlation_id=message.correlation_id,
+                ),
+                routing_key=message.queue or message.topic,
+                mandatory=work,
+                timeout=within.total_seconds(),
+            )
+        except PublishError as error:
+            # Returned: nothing is bound there. The connection is as good as before for every other message.
+            self._declared = False
+            raise QueueMissing(f"no queue {message.queue}") from error
+        except DeliveryError as error:
+            # Nacked: a channel opened during a leader election nacks for ever, so it must go.
+            await self._drop(connection)
+            raise BrokerUnavailable("the broker did not take the message") from error
+        except FAULTS as error:
+            await self._drop(connection)
+            raise BrokerUnavailable("no confirm; whether the broker has the message is unknown") from error
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            await self._drop(self._connection)
+
+    async def _drop(self, connection: AbstractConnection) -> None:
+        # Several publishes of one window may fail together; only the first drops the connection they share.
+        if self._connection is connection:
+            self._connection = None
+            await close(connection)
