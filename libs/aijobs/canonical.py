@@ -70,8 +70,12 @@ def check(value: JsonValue, path: str = "$", depth: int = 0) -> None:
                 check(item, f"{path}[{index}]", depth + 1)
         case dict():
             for key, item in value.items():
+                if not isinstance(key, str):
+                    raise NotStrictJson(f"{path}: a key that is no text")
                 _check_text(key, path)
                 check(item, f"{path}.{key}", depth + 1)
+        case _:
+            raise NotStrictJson(f"{path}: a {type(value).__name__} is no JSON")
 
 
 def dump(value: JsonValue) -> str:

@@ -43,7 +43,7 @@ TAXONOMY: dict[str, Treatment] = {
     "PROVIDER_REQUEST_REJECTED": Treatment(
         again=Again.NEVER, public="The AI model did not accept the request. Please contact support."
     ),
-    "VALIDATION_": Treatment(again=Again.YES, public="The AI model gave an answer that does not fit what was asked."),
+    "VALIDATION_": Treatment(again=Again.YES, public="The answer did not fit what was asked."),
     "CONTENT_SAFETY_": Treatment(again=Again.NEVER, public="The content was refused by the safety check."),
     "TIMEOUT": Treatment(again=Again.BY_ABORT_STRATEGY, public="The job took too long and was stopped."),
     "CREDENTIAL_": Treatment(again=Again.NEVER, public="The model key is missing, expired or refused."),

@@ -7,6 +7,7 @@ error; texts of validation errors are left out, since they repeat the input.
 import logging
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import TextIO
@@ -69,6 +70,7 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
             ],
         )
     )
+    threading.excepthook = _on_thread_exception
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
@@ -147,3 +149,9 @@ def place_of(error: BaseException) -> str:
         places.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
         trace = trace.tb_next
     return " < ".join([type(error).__name__, *reversed(places[-3:])])
+
+
+def _on_thread_exception(arguments: threading.ExceptHookArgs) -> None:
+    """Log a thread that failed like everything else: Python's own traceback repeats the exception's message."""
+    error = arguments.exc_value
+    structlog.get_logger("aijobs").error("a thread failed", error=place_of(error) if error is not None else "?")

@@ -27,7 +27,7 @@ from services.executor.engine.resolve import Handler, Resolve
 from services.executor.gateway.gateway import Gateway
 from services.executor.gateway.provider import Provider
 from services.executor.gateway.settings import build_provider
-from services.executor.handlers import HandlerLoop
+from services.executor.handlers import HandlerLoop, HandlerWatch
 from services.executor.heartbeats import Heartbeats
 from services.executor.leases import Lease
 from services.executor.ledger import LedgerWriter, RemoteLedger
@@ -69,9 +69,11 @@ class ExecutorApp:
             port = await self.server.start()
             if on_ready is not None:
                 on_ready(port)
-            readiness = Readiness(self.server, *(consumer.consuming for consumer in self.consumers))
+            conditions = (self.handlers.responsive, *(consumer.consuming for consumer in self.consumers))
+            readiness = Readiness(self.server, *conditions)
+            watch = HandlerWatch(self.handlers)
             # Leases are renewed until the last run has drained.
-            async with background(stop, self.heartbeats), background(stop, readiness, *self.consumers):
+            async with background(stop, self.heartbeats), background(stop, watch, readiness, *self.consumers):
                 await stop.wait()
         finally:
             await self.handlers.stop(self.provider.close)
@@ -118,7 +120,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         ledger=ledger,
         heartbeats=heartbeats,
         consumers=[
-            QueueConsumer(broker, queue, slots, engine, settings.drain_time) for queue, slots in settings.slots.items()
+            QueueConsumer(broker, queue, slots, engine, settings.drain_time, may_start=handlers.responsive)
+            for queue, slots in settings.slots.items()
         ],
     )
 

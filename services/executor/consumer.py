@@ -35,7 +35,16 @@ class JobMessage(BaseModel):
 class QueueConsumer:
     """A loop that consumes one queue until cancelled, then lets the runs in hand finish."""
 
-    def __init__(self, broker: Broker, queue: str, slots: int, engine: Engine, drain_time: timedelta) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        slots: int,
+        engine: Engine,
+        drain_time: timedelta,
+        *,
+        may_start: asyncio.Event,
+    ) -> None:
         self.name = f"consumer of {queue}"
         self._broker = broker
         self._queue = queue
@@ -46,6 +55,8 @@ class QueueConsumer:
         self._running: set[asyncio.Task[None]] = set()
         self._backoff = Backoff()
         self._draining = False
+        #: Cleared while a run that is started now could only run out of time.
+        self._may_start = may_start
         #: Set while messages are really received.
         self.consuming = asyncio.Event()
 
@@ -108,12 +119,15 @@ class QueueConsumer:
             return
         # After a reconnect the broker counts from zero, so the slots are counted here too.
         async with self._free:
+            await self._may_start.wait()
             try:
                 await self._engine.run(str(message.job_id), going_on=lambda: not self._draining)
             except ShuttingDown:
                 await delivery.requeue()
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, the slot must not leak
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the slot must not leak
                 # The job could not be locked, or the engine itself broke: somebody else may do better.
                 log.error("job not run; its message goes back", job_id=str(message.job_id), error=_told(error))
                 await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
@@ -135,6 +149,6 @@ def _parse(delivery: Delivery) -> JobMessage | None:
         return None
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Say what went wrong: our own errors have public words, of others only the place is ours to tell."""
     return error.message if isinstance(error, AijobsError) else place_of(error)

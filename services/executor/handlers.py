@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 #: How long a cancelled handler may take to end before its run goes on without it.
 ABANDON_AFTER = timedelta(seconds=1)
+#: How long the handlers' loop may take to answer before somebody is told, and how often it is asked.
+BLOCKED_AFTER = timedelta(seconds=3)
+WATCH_INTERVAL = timedelta(seconds=1)
 log = structlog.get_logger()
 
 
@@ -62,10 +65,18 @@ class _Run(Generic[T]):
             if self.cancelled:
                 raise
             raise HandlerExit(type(error).__name__) from error
-        except (Exception, GeneratorExit):
+        except Exception:
             raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and not self._is_current():
+                raise  # Python itself is clearing this coroutine away
             raise HandlerExit(type(error).__name__) from error
+
+    def _is_current(self) -> bool:
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:
+            return False
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         with suppress(RuntimeError):  # the main loop is gone; nobody waits any more
@@ -90,9 +101,12 @@ class HandlerLoop:
         self._thread = threading.Thread(target=self._serve, name="handlers", daemon=True)
         self._runs: set[_Run[Any]] = set()
         self._stopping = False
+        #: Set while the handlers' loop answers.
+        self.responsive = asyncio.Event()
 
     def start(self) -> None:
         """Start the thread."""
+        self._loop.set_exception_handler(_on_loop_exception)
         self._thread.start()
 
     def _serve(self) -> None:
@@ -173,12 +187,58 @@ class HandlerLoop:
         self._stopping = True
         self._loop.stop()
 
+    async def watch(self) -> None:
+        """Look after the handlers' loop until cancelled: say who is running when it does not answer (EX-11)."""
+        main = asyncio.get_running_loop()
+        answered = asyncio.Event()
+
+        def answer() -> None:
+            main.call_soon_threadsafe(answered.set)
+
+        while True:
+            answered.clear()
+            self._post(answer)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BLOCKED_AFTER.total_seconds()):
+                    await answered.wait()
+            if not answered.is_set():
+                self.responsive.clear()
+                log.error("a handler blocks all others", handlers=sorted({run.name for run in self._runs}))
+                await answered.wait()
+                log.warning("handlers go on")
+            self.responsive.set()
+            await asyncio.sleep(WATCH_INTERVAL.total_seconds())
+
     def _post(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has been closed: the process ends
             self._loop.call_soon_threadsafe(callback)
+
+
+def _on_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what asyncio complains of, such as a failed task that nobody waits for, without what its message repeats."""
+    del loop
+    error = context.get("exception")
+    log.warning(
+        "something that a handler left behind failed",
+        what=context.get("message", "")[:80],
+        error=place_of(error) if isinstance(error, BaseException) else None,
+    )
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
     """Look at a result that nobody waits for any more, so that asyncio does not complain."""
     if not done.cancelled():
         done.exception()
+
+
+class HandlerWatch:
+    """The loop of the main thread that looks after the handlers' loop."""
+
+    name = "handler watch"
+
+    def __init__(self, handlers: HandlerLoop) -> None:
+        self._handlers = handlers
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await self._handlers.watch()

@@ -73,6 +73,8 @@ class Heartbeats:
             return
         for beat, sent, result in zip(beats, progress, results, strict=True):
             if isinstance(result, Refused):
+                if beat.reporting or beat not in self._beats:
+                    continue
                 # Whatever else is wrong, the next heartbeat may put it right.
                 lost = result.reason in (LeaseLost.reason, JobNotFound.reason)
                 log.warning("lease not renewed", job_id=beat.lease.job_id, reason=result.reason, lost=lost)

@@ -102,6 +102,8 @@ class Beat:
     switch: StopSwitch
     on_progress: Callable[[], None]
     progress: int | None = None
+    #: Set while the outcome is being reported: a refused renewal then only means that the report was quicker.
+    reporting: bool = False
 
     def report_progress(self, percent: int) -> None:
         """Note how far the run is; the next renewal carries it."""

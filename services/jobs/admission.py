@@ -127,9 +127,7 @@ def _snapshot(model: type[BaseModel], value: JsonValue) -> str:
     except ValidationError as error:
         raise InvalidInput.fields(
             [
-                FieldViolation(
-                    ".".join(["input", *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, ")
-                )
+                FieldViolation(".".join(["input", *map(str, problem["loc"])]), _words(problem["type"], problem["msg"]))
                 for problem in error.errors(include_url=False, include_context=False, include_input=False)[:20]
             ]
         ) from error
@@ -141,6 +139,15 @@ def _snapshot(model: type[BaseModel], value: JsonValue) -> str:
     if size > LARGEST_INPUT:
         raise PayloadTooLarge.field("input", f"{size} bytes with its defaults; at most {LARGEST_INPUT}")
     return text
+
+
+def _words(kind: str, message: str) -> str:
+    """Say what is wrong in words of JSON, where pydantic's are of Python."""
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be an object"
+    if kind == "extra_forbidden":
+        return "is no field of this input"
+    return message.removeprefix("Value error, ")
 
 
 def _fingerprint(request: NewJob) -> str:

@@ -54,6 +54,7 @@ def run() -> int:
             async with embedded(database, stop, listen=listen) as address:
                 console.print(HOW_TO_CALL.format(address=address, database=database), soft_wrap=True)
                 await stop.wait()
+                console.print("stopping; running jobs have a moment to finish (Ctrl-C again ends at once)")
         except (AijobsError, BadDefinitions, CannotRun, EngineNotStarted, OSError, ValueError) as error:
             failure.append(error)
 

@@ -53,6 +53,14 @@ async def _model(context: ExecutionContext[Odd]) -> BaseModel:
     return Output(value="from a model", numbers=[3, 1])
 
 
+async def _model_with_nan(context: ExecutionContext[Odd]) -> BaseModel:
+    return Output.model_construct(value=[{"deep": float("nan")}], numbers=[])
+
+
+async def _generator_exit(context: ExecutionContext[Odd]) -> JsonValue:
+    raise GeneratorExit
+
+
 async def _progress(context: ExecutionContext[Odd]) -> JsonValue:
     for percent in (-5, 10, 60, 250):
         context.progress(percent)
@@ -102,6 +110,8 @@ RETURNS: dict[str, JsonValue | object] = {
     "return_text": "no object",
     "return_extra_key": {"value": 1, "unknown": 2},
     "return_wrong_type": {"numbers": ["many"]},
+    "return_set": {"value": {1, 2}},
+    "return_key_that_is_no_text": {"value": {None: 1}},
     "return_nan": {"value": float("nan")},
     "return_infinity": {"value": [float("inf")]},
     "return_large_integer": {"value": 2**60},
@@ -123,6 +133,8 @@ HANDLERS: dict[str, Callable[[ExecutionContext[Odd]], Any]] = {
     "fail": _fail,
     "model": _model,
     "progress": _progress,
+    "model_with_nan": _model_with_nan,
+    "generator_exit": _generator_exit,
     "cancels_itself": _cancels_itself,
     "bad_code": _bad_code,
     "surrogates": _surrogates,

@@ -76,6 +76,9 @@ async def test_a_handler_may_return_a_model(client: Client) -> None:
         "return_extra_key",
         "return_wrong_type",
         "return_nan",
+        "return_set",
+        "return_key_that_is_no_text",
+        "model_with_nan",
         "return_infinity",
         "return_large_integer",
         "return_large_float",
@@ -86,7 +89,7 @@ async def test_a_handler_may_return_a_model(client: Client) -> None:
 async def test_an_output_that_cannot_be_stored_is_tried_again_then_fails(client: Client, do: str) -> None:
     job, kinds = await ended(client, do)
     assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "VALIDATION_OUTPUT")
-    assert job.error.message == "The AI model gave an answer that does not fit what was asked."
+    assert job.error.message == "The answer did not fit what was asked."
     assert kinds == ["created", "locked", *["execution_failed VALIDATION_OUTPUT"] * 2, "failed VALIDATION_OUTPUT"]
     assert job.retry_count == 3
 
@@ -100,6 +103,7 @@ async def test_an_output_that_cannot_be_stored_is_tried_again_then_fails(client:
         ("return_too_much", "INTERNAL_RESULT_TOO_LARGE"),
         ("unheard_of", "INTERNAL_HANDLER_ERROR"),
         ("cancels_itself", "INTERNAL_HANDLER_ERROR"),
+        ("generator_exit", "INTERNAL_HANDLER_ERROR"),
         ("bad_code", "INTERNAL_HANDLER_ERROR"),
         ("surrogates", "CREDENTIAL_ODD"),
     ],

@@ -22,6 +22,7 @@ from aijobs.rpc.status import from_rpc_error
 from aijobs.states import JobState
 from aijobs.v1 import job_admin_service_pb2, job_admin_service_pb2_grpc, job_pb2, job_service_pb2, job_service_pb2_grpc
 
+_MessageT = TypeVar("_MessageT", bound=Message)
 _ResponseT = TypeVar("_ResponseT", bound=Message)
 LARGEST_PAGE = 100
 
@@ -102,7 +103,8 @@ class Client:
             IdempotencyKeyReused: with strict keys only.
 
         """
-        request = job_service_pb2.CreateJobRequest(
+        request = _built(
+            job_service_pb2.CreateJobRequest,
             request_id=request_id or str(uuid4()),
             user_id=user_id,
             job_type=job_type,
@@ -115,7 +117,7 @@ class Client:
         if target is not None:
             request.target.CopyFrom(job_pb2.Target(type=target[0], id=target[1]))
         if priority is not None:
-            request.overrides.priority = priority
+            request.overrides.CopyFrom(_built(job_service_pb2.Overrides, priority=priority))
         return await self._call(self._jobs.CreateJob, request)
 
     async def get(self, job_id: str, *, user_id: str = "", full: bool = False) -> job_pb2.Job:
@@ -142,7 +144,7 @@ class Client:
         request = job_service_pb2.ListJobsRequest(
             user_id=user_id,
             job_type=job_type,
-            states=[to_proto(state) for state in states],
+            states=[to_proto(JobState(state)) for state in states],
             queue=queue,
             page_size=page_size,
         )
@@ -241,7 +243,9 @@ class Client:
             try:
                 return await method(request, timeout=self._timeout.total_seconds())
             except grpc.aio.AioRpcError as error:
-                await patience.after(from_rpc_error(error, address=self._address))
+                refusal = from_rpc_error(error, address=self._address)
+            # Outside of the handler: a caller reads our error alone, without gRPC's before it.
+            await patience.after(refusal)
 
 
 def _json_text(value: JsonValue) -> str:
@@ -249,3 +253,14 @@ def _json_text(value: JsonValue) -> str:
         return json.dumps({} if value is None else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput.field("input", f"is no JSON: {error}") from error
+
+
+def _built(kind: type[_MessageT], **fields: Any) -> _MessageT:
+    """Build a message; what protobuf says of a wrong type names neither the field nor the type."""
+    message = kind()
+    for name, value in fields.items():
+        try:
+            message.MergeFrom(kind(**{name: value}))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput.field(name, f"cannot be {value!r:.80}") from error
+    return message

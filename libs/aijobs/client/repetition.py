@@ -1,14 +1,12 @@
 """Repeating what may be repeated, for a bounded time.
 
-Every call of the contract is safe to repeat (ruling 33). What is worth repeating has the status UNAVAILABLE: nobody
-answered, the service is stopping, or its database is away.
+Every call of the contract is safe to repeat (ruling 33). What is worth repeating is transient: nobody answered, or not
+in time, the service is stopping or busy, or its database is away.
 """
 
 import asyncio
 import random
 from datetime import timedelta
-
-from grpc import StatusCode
 
 from aijobs.errors import AijobsError
 
@@ -45,7 +43,7 @@ class Patience:
         if self._failing_since is None:
             self._failing_since = now
         left = self._failing_since + self._limit - now
-        if error.status is not StatusCode.UNAVAILABLE or left <= 0:
+        if not error.transient or left <= 0:
             raise error
         wait = self._wait if error.retry_after is None else error.retry_after.total_seconds()
         # Spread, so that the clients of a restarted service do not come back all at once.

@@ -77,5 +77,5 @@ def _instead(execution: int, outcome: Outcome, refusal: Refused) -> Failed | Can
     """Choose what is left to report. The refusal's text may repeat keys of the output, so only its reason goes on."""
     if refusal.reason == CancelRequested.reason:
         return Cancelled()
-    what = "RESULT" if isinstance(outcome, Succeeded) else "REPORT"
-    return Failed(execution=execution, code=f"INTERNAL_{what}_REFUSED", internal=f"refused: {refusal.reason}")
+    code = "INTERNAL_RESULT_REFUSED" if isinstance(outcome, Succeeded) else "INTERNAL_REPORT_REFUSED"
+    return Failed(execution=execution, code=code, internal=f"refused: {refusal.reason}")

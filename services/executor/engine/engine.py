@@ -76,9 +76,11 @@ class Engine:
             earlier_errors = list(leased.earlier_errors)
             for execution in count(1):
                 outcome = await self._outcome(leased, execution, earlier_errors, call_numbers, beat)
+                beat.reporting = True
                 verdict = await self._complete(lease, execution, outcome)
                 if isinstance(verdict, Ended):
                     return
+                beat.reporting = False
                 if isinstance(outcome, Failed):
                     earlier_errors.append(EarlierError(code=outcome.code, feedback=outcome.feedback))
                 try:

@@ -1,6 +1,7 @@
 """EXECUTE: call the handler, validate what it returns, and hash it (EX-1, EX-5)."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,8 +94,13 @@ async def _executed(resolved: Resolved, context: ExecutionContext[Any]) -> Execu
 
 def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tuple[BaseModel, str]:
     try:
-        value = returned.model_dump(mode="json", by_alias=True) if isinstance(returned, BaseModel) else returned
-        output = definition.output.model.model_validate(value)
+        if isinstance(returned, BaseModel):
+            # Writing JSON, pydantic turns NaN into null without a word.
+            _require_finite(returned.model_dump())
+            output = definition.output.model.model_validate(returned.model_dump(mode="json", by_alias=True))
+        else:
+            canonical.check(returned)
+            output = definition.output.model.model_validate(returned)
         return output, canonical.dump(output.model_dump(mode="json", by_alias=True))
     except ValidationError as error:
         problems = "; ".join(
@@ -104,6 +110,20 @@ def _validated(definition: JobDefinition, returned: BaseModel | JsonValue) -> tu
         raise ExecutionFailed("VALIDATION_OUTPUT", "the output does not fit its schema", feedback=problems) from error
     except canonical.NotStrictJson as error:
         raise ExecutionFailed("VALIDATION_OUTPUT", "the output is not strict JSON", feedback=str(error)) from error
+
+
+def _require_finite(value: Any) -> None:
+    match value:
+        case float() if not math.isfinite(value):
+            raise canonical.NotStrictJson("not a finite number")
+        case dict():
+            for item in value.values():
+                _require_finite(item)
+        case list() | tuple() | set() | frozenset():
+            for item in value:
+                _require_finite(item)
+        case _:
+            pass
 
 
 @dataclass(slots=True, eq=False)

@@ -1,12 +1,15 @@
 """EX-11: handlers run on a loop of their own, and nothing they do holds up the main loop."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.executor import handlers
 from services.executor.handlers import HandlerExit, HandlerLoop
@@ -37,7 +40,7 @@ async def test_a_failure_comes_back(loop: HandlerLoop) -> None:
         await loop.run(work, "work")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 async def test_a_handler_cannot_end_the_process_or_the_thread(loop: HandlerLoop, error: BaseException) -> None:
     async def work() -> None:
         raise error
@@ -180,3 +183,49 @@ async def test_stopping_ends_what_still_runs() -> None:
     assert closed == ["handlers"], "what belongs to the handlers' loop is closed there"
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_a_handler_that_blocks_the_loop_is_named_and_noticed_and_so_is_its_end(
+    loop: HandlerLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EX-11."""
+    for name in ("BLOCKED_AFTER", "WATCH_INTERVAL"):
+        monkeypatch.setattr(handlers, name, timedelta(milliseconds=20))
+    release, started = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        started.set()
+        release.wait()
+
+    with capture_logs() as logs:
+        watching = asyncio.create_task(loop.watch())
+        await loop.responsive.wait()
+        blocking = asyncio.create_task(loop.run(block, "blocker"))
+        await asyncio.to_thread(started.wait)
+        while not logs:  # noqa: ASYNC110 - the log is the signal
+            await asyncio.sleep(0.005)
+        assert not loop.responsive.is_set()
+        release.set()
+        await loop.responsive.wait()
+        await blocking
+    assert logs[0]["handlers"] == ["blocker"]
+    watching.cancel()
+
+
+async def test_what_a_handler_leaves_behind_is_logged_without_its_words(loop: HandlerLoop) -> None:
+    """AP-6: asyncio's own complaint repeats the exception's message."""
+
+    async def left_behind() -> None:
+        raise ValueError("the learner wrote this")
+
+    async def work() -> None:
+        task = asyncio.create_task(left_behind())
+        await asyncio.wait({task})
+        del task
+        gc.collect()
+
+    with capture_logs() as logs:
+        await loop.run(work, "work")
+    (entry,) = logs
+    assert "the learner wrote this" not in str(entry)
+    assert "ValueError" in entry["error"]

@@ -246,11 +246,13 @@ class EndlessEngine(Engine):
         self.finished.append(job_id)
 
 
+STARTABLE = asyncio.Event()
+STARTABLE.set()
 JOB_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 async def consuming(broker: MemoryBroker, engine: Engine, body: str) -> tuple[QueueConsumer, asyncio.Task[None]]:
-    consumer = QueueConsumer(broker, "ai-interactive", 1, engine, timedelta(seconds=5))
+    consumer = QueueConsumer(broker, "ai-interactive", 1, engine, timedelta(seconds=5), may_start=STARTABLE)
     task = asyncio.create_task(consumer.run())
     message = Message(queue="ai-interactive", topic="", message_id="m", correlation_id="", body=body.encode())
     await broker.publisher().publish(message, timedelta(seconds=1))
