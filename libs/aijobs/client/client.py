@@ -136,7 +136,7 @@ class Client:
         *,
         user_id: str = "",
         job_type: str = "",
-        states: Collection[JobState] = (),
+        states: Collection[JobState | str] = (),
         queue: str = "",
         page_size: int = LARGEST_PAGE,
     ) -> AsyncIterator[job_pb2.Job]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -79,6 +80,44 @@ async def test_a_create_is_repeated_with_the_same_request_id_until_it_is_answere
     assert len({request.request_id for request in jobs.requests}) == 1
 
 
+async def test_a_create_that_is_not_answered_in_time_is_repeated_with_the_same_request_id() -> None:
+    """A service that was frozen: the first request may have had its effect, and the repeat finds it."""
+    frozen = True
+
+    async def create(request, context):
+        nonlocal frozen
+        if frozen:
+            frozen = False
+            await asyncio.Event().wait()
+        return job_service_pb2.CreateJobResponse(job=a_job())
+
+    jobs = ScriptedJobs(create=create)
+    async with serving(jobs) as address, Client(address, timeout=timedelta(milliseconds=200)) as client:
+        await client.create("synthetic", user_id="u-1")
+    assert len(jobs.requests) == 2
+    assert len({request.request_id for request in jobs.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"labels": {"a": 5}}, "labels"), ({"priority": "x"}, "priority"), ({"user_id": 7}, "user_id")],
+)
+async def test_a_value_of_a_wrong_type_is_refused_by_name(wrong: dict[str, Any], field: str) -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address, Client(address) as client:
+        with pytest.raises(InvalidInput) as caught:
+            await client.create("synthetic", **{"user_id": "u-1", **wrong})
+    assert [violation.field for violation in caught.value.violations] == [field]
+    assert jobs.requests == []
+
+
+async def test_states_may_be_named() -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address, Client(address) as client:
+        _ = [job async for job in client.list(states=["succeeded", JobState.FAILED])]
+    assert list(jobs.requests[0].states) == [job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_FAILED]
+
+
 async def test_a_refusal_is_not_repeated() -> None:
     async def create(request, context):
         raise InvalidInput.field("input.text", "too long")
@@ -97,7 +136,7 @@ async def test_every_call_has_a_deadline() -> None:
 
     async with (
         serving(ScriptedJobs(get=get)) as address,
-        Client(address, timeout=timedelta(milliseconds=100)) as client,
+        Client(address, timeout=timedelta(milliseconds=100), patience=timedelta(0)) as client,
     ):
         with pytest.raises(DeadlineExceeded):
             await client.get("x")

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 import pytest
+from structlog.testing import capture_logs
 
 from aijobs.broker.memory import MemoryBroker, MemoryConsumer, MemoryDelivery
 from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message
@@ -167,6 +168,21 @@ async def test_only_a_lost_lease_or_a_cancel_stops_a_run(answer: Answer, reason:
                 await client.asked.wait()
         assert beat.switch.reason == reason
     beating.cancel()
+
+
+async def test_a_renewal_that_a_report_overtook_is_no_lost_lease() -> None:
+    """The job has ended, so its lease is gone: nothing that an operator should read of."""
+    client = Client(*[refused("LEASE_LOST")] * 100)
+    heartbeats = Heartbeats(client, timedelta(milliseconds=5))
+    beating = asyncio.create_task(heartbeats.run())
+    with capture_logs() as logs, heartbeats.beating(LEASE) as beat:
+        beat.reporting = True
+        async with asyncio.timeout(5):
+            while len(client.told) < 2:
+                client.asked.clear()
+                await client.asked.wait()
+    beating.cancel()
+    assert (beat.switch.reason, logs) == (None, [])
 
 
 async def test_a_run_that_reports_progress_all_the_time_starves_nobody() -> None:
