@@ -6,7 +6,6 @@ The machines this was developed on have no Docker engine, so this has not been r
 
 import asyncio
 import shutil
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy.local.processes import ROOT
-from deploy.local.running import PidFile
+from deploy.local.running import run_alone
 from deploy.local.secret_file import kept_secret, write_private
 from deploy.local.stack import TOKEN, TOKEN_LIFETIME, TOKEN_SECRET, MintToken, Stack, developer_exports
 
@@ -72,15 +71,9 @@ class ComposeUp:
 
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or the failure of a container; returns the exit status."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked.set)
-        pid_file = PidFile(self._folder / "pid")
-        if (owner := pid_file.claim()) is not None:
-            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
-            return 1
+        return await run_alone(self._folder, self._console, self._run)
+
+    async def _run(self, asked: asyncio.Event) -> int:
         try:
             self._write_secrets()
             return await self._until(asked)
@@ -88,7 +81,6 @@ class ComposeUp:
             # Also after a failure: containers outlive the client. The volumes stay.
             down = await asyncio.create_subprocess_exec(*self._command("down"), cwd=ROOT, start_new_session=True)
             await down.wait()
-            pid_file.release()
 
     async def _until(self, asked: asyncio.Event) -> int:
         # Its own session: Ctrl-C is for us, and `down` then stops everything.

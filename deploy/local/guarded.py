@@ -71,7 +71,7 @@ class GuardedProcess:
                     pass_fds=(writing,),
                     start_new_session=True,
                 )
-        except BaseException:
+        except BaseException:  # raised on; nobody would close our end of the pipe
             os.close(reading)
             raise
         finally:

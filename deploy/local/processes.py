@@ -74,7 +74,7 @@ class ServiceProcess:
         await self.launch()
         try:
             await self.ready(within=within)
-        except BaseException:
+        except BaseException:  # raised on, also a cancellation; a half-started service may not stay
             await self.kill()
             raise
 

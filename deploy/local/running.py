@@ -1,11 +1,15 @@
 """The pid file of `make up`: which process it is, also after that pid has gone to somebody else."""
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from deploy.local.lifeline import exclusively
 from deploy.local.secret_file import write_private
@@ -43,7 +47,7 @@ class PidFile:
     """A file that names the one process that may do something.
 
     Args:
-        path: of the file, in a folder that exists.
+        path: of the file; a claim makes its folder if that is missing.
 
     """
 
@@ -63,6 +67,7 @@ class PidFile:
         mine = ProcessIdentity.of(os.getpid())
         if mine is None:
             raise RuntimeError("this process is not in /proc")
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Two claims of a stale file at the same time would each remove the other's.
         with exclusively(self._path.with_name(f"{self._path.name}.lock")):
             if (owner := self.owner()) is not None:
@@ -73,6 +78,30 @@ class PidFile:
     def release(self) -> None:
         """Remove the file."""
         self._path.unlink(missing_ok=True)
+
+
+async def run_alone(folder: Path, console: Console, work: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+    """Do the work of `make up` as the only process that does it in this folder; returns its exit status.
+
+    Args:
+        folder: keeps the pid file; made if missing.
+        console: where to say that another process is at it.
+        work: gets what SIGINT and SIGTERM set.
+
+    """
+    # Signals first: who reads the pid file may ask us to stop at once.
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    pid_file = PidFile(folder / "pid")
+    if (owner := pid_file.claim()) is not None:
+        console.print(f"already running as process {owner.pid}; `make down` stops it")
+        return 1
+    try:
+        return await work(asked)
+    finally:
+        pid_file.release()
 
 
 def end_process(process: ProcessIdentity, number: signal.Signals) -> None:

@@ -54,7 +54,7 @@ class LocalServer(ABC):
         except TimeoutError as error:
             await self.kill()
             raise ProcessFailedError(f"{self.product} did not answer within {within}\n{tail(self.log)}") from error
-        except BaseException:
+        except BaseException:  # raised on, also a cancellation; a half-started server may not stay
             await self.kill()
             raise
 

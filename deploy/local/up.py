@@ -5,7 +5,6 @@ What is started is stopped in reverse order. If this process is killed, the guar
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
@@ -22,7 +21,7 @@ from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.processes import ROOT, ServiceProcess
 from deploy.local.provision import InstallingMachine, NoServerError, mariadb_programs, rabbitmq_programs
 from deploy.local.rabbitmq import RabbitMqServer
-from deploy.local.running import PidFile
+from deploy.local.running import run_alone
 from deploy.local.secret_file import kept_secret, write_private
 from deploy.local.stack import (
     BROKER_URL,
@@ -77,16 +76,9 @@ class LocalUp:
 
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or the end of one of the processes; returns the exit status."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # First: who reads the pid file may ask us to stop at once.
-        asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked.set)
-        pid_file = PidFile(self._folder / "pid")
-        if (owner := pid_file.claim()) is not None:
-            self._console.print(f"already running as process {owner.pid}; `make down` stops it")
-            return 1
+        return await run_alone(self._folder, self._console, self._run)
+
+    async def _run(self, asked: asyncio.Event) -> int:
         try:
             return await self._until(asked)
         except (ProcessFailedError, NoServerError, UnreachableError) as error:
@@ -95,7 +87,6 @@ class LocalUp:
         finally:
             await self._stop_all()
             (self._folder / "status.json").unlink(missing_ok=True)
-            pid_file.release()
 
     async def _until(self, asked: asyncio.Event) -> int:
         """Start everything and wait for a reason to stop; returns the exit status."""

@@ -1,14 +1,14 @@
 """Recording model calls in the ledger, whatever became of the run that made them (EX-6)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aijobs.errors import AijobsError, JobNotFound
 from services.jobs.batches import write_each
 from services.jobs.store import jobs as job_store
 from services.jobs.store import usage
 from services.jobs.store.database import Database, Transaction
-from services.jobs.store.usage import Call
+from services.jobs.store.usage import Call, Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +36,15 @@ class UsageLedger:
     @staticmethod
     async def _record(tx: Transaction, batch: Sequence[Call]) -> list[Recorded | AijobsError]:
         rows = await job_store.get(tx, (call.job_id for call in batch), lock=True)
-        known = [call for call in batch if call.job_id in rows and call.attempt <= rows[call.job_id].attempt]
-        await usage.record(
-            tx,
-            [
-                replace(
-                    call,
-                    user_id=job.user_id,
-                    job_type=job.job_type,
-                    late=job.lifecycle_status.terminal or job.attempt != call.attempt,
-                )
-                for call in known
-                for job in [rows[call.job_id]]
-            ],
-        )
-        return [Recorded() if call in known else JobNotFound(call.job_id) for call in batch]
+        entries: list[Entry] = []
+        results: list[Recorded | AijobsError] = []
+        for call in batch:
+            job = rows.get(call.job_id)
+            if job is None or call.attempt > job.attempt:
+                results.append(JobNotFound(call.job_id))
+                continue
+            late = job.lifecycle_status.terminal or job.attempt != call.attempt
+            entries.append(Entry(call=call, user_id=job.user_id, job_type=job.job_type, late=late))
+            results.append(Recorded())
+        await usage.record(tx, entries)
+        return results

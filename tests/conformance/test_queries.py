@@ -13,6 +13,7 @@ from services.jobs.leasing import Extend
 from services.jobs.queries import JobFilter, JobQueries, Viewer
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import Sign
+from services.jobs.store.tables import model_invocations
 from services.jobs.store.usage import Call, Settled
 from services.jobs.usage import Recorded
 from services.jobs.watching import JobWatching, Update
@@ -209,15 +210,12 @@ def call(job_id: str, attempt: int = 1, call_no: int = 1, settled: Settled | Non
         job_id=job_id,
         attempt=attempt,
         call_no=call_no,
-        user_id="",
-        job_type="",
         provider="offline",
         model="offline",
         tier="primary",
         prompt_key="",
         prompt_version="",
         credential_mode="platform_key",
-        late=False,
         settled=settled,
     )
 
@@ -251,3 +249,14 @@ async def test_usage_of_an_unknown_job_or_attempt_is_refused(jobs: Jobs) -> None
     lease = await jobs.running()
     results = await jobs.ledger.record([call("no-such-job"), call(lease.job_id, attempt=2), call(lease.job_id)])
     assert [isinstance(result, JobNotFound) for result in results] == [True, True, False]
+
+
+async def test_a_call_is_booked_on_its_jobs_user_and_marked_when_its_run_had_ended(jobs: Jobs) -> None:
+    """EX-6: whom a call is booked on is the job's word, and a call after the end is late."""
+    lease = await jobs.running(user_id="bob")
+    await jobs.ledger.record([call(lease.job_id)])
+    await jobs.submit(lease, success())
+    await jobs.ledger.record([call(lease.job_id, settled=settled(1)), call(lease.job_id, call_no=2)])
+    rows = await jobs.rows(model_invocations, "call_no")
+    booked = [(row["call_no"], row["user_id"], row["job_type"], row["late"]) for row in rows]
+    assert booked == [(1, "bob", "testing", True), (2, "bob", "testing", True)]

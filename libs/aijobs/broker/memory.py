@@ -205,7 +205,7 @@ class MemoryConsumer:
         await self._free.acquire()
         try:
             message = await self._broker.queue(self._name).get()
-        except BaseException:
+        except BaseException:  # raised on; a cancelled wait must give its place back
             self._free.release()
             raise
         delivery = MemoryDelivery(message, self)

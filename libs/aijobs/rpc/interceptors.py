@@ -35,7 +35,7 @@ async def request_log(call: RunningCall) -> AsyncIterator[None]:
         # The client went away or its deadline passed; both are its right.
         code = grpc.StatusCode.CANCELLED
         raise
-    except BaseException:
+    except BaseException:  # raised on; abort and cancellation are no Exceptions, and have their line too
         code = _code_of(call) or grpc.StatusCode.UNKNOWN
         raise
     finally:

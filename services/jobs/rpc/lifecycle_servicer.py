@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, assert_never
 
 import grpc
 
-from aijobs.errors import AijobsError, InvalidInput
+from aijobs.errors import InvalidInput
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
 from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome
 from services.jobs.leasing import Extend, Extended, JobLeasing, Locked, LockRequest
@@ -42,15 +42,12 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         del context
         executor_id = translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _lock_request)
-        results = batch.merge(await self._leasing.lock(executor_id, batch.good))
-        return lifecycle_service_pb2.LockJobsResponse(
-            results=[
-                lifecycle_service_pb2.LockResult(error=translate.item_error(result))
-                if isinstance(result, AijobsError)
-                else lifecycle_service_pb2.LockResult(locked=_locked(result))
-                for result in results
-            ]
+        results = batch.answers(
+            await self._leasing.lock(executor_id, batch.good),
+            accepted=lambda result: lifecycle_service_pb2.LockResult(locked=_locked(result)),
+            refused=lambda error: lifecycle_service_pb2.LockResult(error=error),
         )
+        return lifecycle_service_pb2.LockJobsResponse(results=results)
 
     async def ExtendLeases(
         self, request: lifecycle_service_pb2.ExtendLeasesRequest, context: Context
@@ -59,15 +56,12 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         del context
         translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _extend)
-        results = batch.merge(await self._leasing.extend(batch.good))
-        return lifecycle_service_pb2.ExtendLeasesResponse(
-            results=[
-                lifecycle_service_pb2.ExtendResult(error=translate.item_error(result))
-                if isinstance(result, AijobsError)
-                else lifecycle_service_pb2.ExtendResult(extended=_extended(result))
-                for result in results
-            ]
+        results = batch.answers(
+            await self._leasing.extend(batch.good),
+            accepted=lambda result: lifecycle_service_pb2.ExtendResult(extended=_extended(result)),
+            refused=lambda error: lifecycle_service_pb2.ExtendResult(error=error),
         )
+        return lifecycle_service_pb2.ExtendLeasesResponse(results=results)
 
     async def RecordUsage(
         self, request: lifecycle_service_pb2.RecordUsageRequest, context: Context
@@ -75,15 +69,12 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         """Store model calls."""
         del context
         batch = translate.Batch(request.calls, _call)
-        results = batch.merge(await self._ledger.record(batch.good))
-        return lifecycle_service_pb2.RecordUsageResponse(
-            results=[
-                lifecycle_service_pb2.RecordUsageResult(
-                    error=translate.item_error(result) if isinstance(result, AijobsError) else None
-                )
-                for result in results
-            ]
+        results = batch.answers(
+            await self._ledger.record(batch.good),
+            accepted=lambda _: lifecycle_service_pb2.RecordUsageResult(),
+            refused=lambda error: lifecycle_service_pb2.RecordUsageResult(error=error),
         )
+        return lifecycle_service_pb2.RecordUsageResponse(results=results)
 
     async def SubmitOutcomes(
         self, request: lifecycle_service_pb2.SubmitOutcomesRequest, context: Context
@@ -92,15 +83,12 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         del context
         translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _outcome)
-        results = batch.merge(await self._execution.submit(batch.good))
-        return lifecycle_service_pb2.SubmitOutcomesResponse(
-            results=[
-                lifecycle_service_pb2.OutcomeResult(error=translate.item_error(result))
-                if isinstance(result, AijobsError)
-                else lifecycle_service_pb2.OutcomeResult(accepted=_accepted(result))
-                for result in results
-            ]
+        results = batch.answers(
+            await self._execution.submit(batch.good),
+            accepted=lambda result: lifecycle_service_pb2.OutcomeResult(accepted=_accepted(result)),
+            refused=lambda error: lifecycle_service_pb2.OutcomeResult(error=error),
         )
+        return lifecycle_service_pb2.SubmitOutcomesResponse(results=results)
 
 
 def _lease(message: lifecycle_service_pb2.Lease) -> Lease:
@@ -177,15 +165,12 @@ def _call(message: lifecycle_service_pb2.ModelCall) -> Call:
         job_id=translate.identifier("job_id", message.job_id),
         attempt=message.attempt,
         call_no=message.call_no,
-        user_id="",
-        job_type="",
         provider=translate.identifier("provider", message.provider, most=64),
         model=translate.identifier("model", message.model),
         tier=translate.identifier("tier", message.tier, most=32),
         prompt_key=translate.optional_identifier("prompt_key", message.prompt_key),
         prompt_version=translate.optional_identifier("prompt_version", message.prompt_version, most=32),
         credential_mode=translate.identifier("credential_mode", message.credential_mode, most=32),
-        late=False,
         settled=_settled(message.settlement) if message.HasField("settlement") else None,
     )
 

@@ -60,13 +60,12 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         del context
         claim_token = translate.token("claim_token", request.claim_token)
         batch = translate.Batch(request.items, _settle_request)
-        results = batch.merge(await self._outbox.settle(claim_token, batch.good))
-        return outbox_service_pb2.SettleEventsResponse(
-            results=[
-                outbox_service_pb2.SettleResult(error=None if error is None else translate.item_error(error))
-                for error in results
-            ]
+        results = batch.answers(
+            await self._outbox.settle(claim_token, batch.good),
+            accepted=lambda _: outbox_service_pb2.SettleResult(),
+            refused=lambda error: outbox_service_pb2.SettleResult(error=error),
         )
+        return outbox_service_pb2.SettleEventsResponse(results=results)
 
 
 def _settle_request(message: outbox_service_pb2.EventSettlement) -> SettleRequest:

@@ -23,6 +23,7 @@ from services.jobs.store.jobs import JobRow
 MessageT = TypeVar("MessageT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+AnswerT = TypeVar("AnswerT")
 
 MOST_ITEMS = 100
 LONGEST_REASON = 256
@@ -162,15 +163,29 @@ class Batch(Generic[ItemT]):
             except AijobsError as error:
                 self._bad[index] = error
 
-    def merge(self, results: Sequence[ResultT | AijobsError]) -> list[ResultT | AijobsError]:
-        """Return an answer for every message that came in, in order."""
-        answers = iter(results)
-        return [self._bad[index] if index in self._bad else next(answers) for index in range(self._size)]
+    def answers(
+        self,
+        results: Sequence[ResultT | AijobsError],
+        *,
+        accepted: Callable[[ResultT], AnswerT],
+        refused: Callable[[lifecycle_service_pb2.ItemError], AnswerT],
+    ) -> list[AnswerT]:
+        """Return an answer for every message that came in, in order.
 
+        Args:
+            results: what became of the good ones, in their order.
+            accepted: makes the answer from a result.
+            refused: makes the answer from an error.
 
-def item_error(error: AijobsError) -> lifecycle_service_pb2.ItemError:
-    """Translate the refusal of one item."""
-    return lifecycle_service_pb2.ItemError(reason=error.reason, message=error.message)
+        """
+        rest = iter(results)
+        every = [self._bad[index] if index in self._bad else next(rest) for index in range(self._size)]
+        return [
+            refused(lifecycle_service_pb2.ItemError(reason=result.reason, message=result.message))
+            if isinstance(result, AijobsError)
+            else accepted(result)
+            for result in every
+        ]
 
 
 def timestamp(moment: datetime | None) -> Timestamp | None:

@@ -31,21 +31,28 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One model call. `settled` is None when it is about to start."""
+    """One model call, as the executor reports it. `settled` is None when it is about to start."""
 
     job_id: str
     attempt: int
     call_no: int
-    user_id: str
-    job_type: str
     provider: str
     model: str
     tier: str
     prompt_key: str
     prompt_version: str
     credential_mode: str
-    late: bool
     settled: Settled | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One model call with what its job says about it. `late`: the run it was made for had ended."""
+
+    call: Call
+    user_id: str
+    job_type: str
+    late: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +64,20 @@ class Totals:
     output_tokens: int = 0
 
 
-async def record(tx: Transaction, items: Sequence[Call]) -> None:
+async def record(tx: Transaction, entries: Sequence[Entry]) -> None:
     """Store calls, opened or settled, each as often as it is sent. The caller holds the jobs' rows."""
-    keys = {(call.job_id, call.attempt, call.call_no) for call in items}
+    if not entries:
+        return
+    keys = {(entry.call.job_id, entry.call.attempt, entry.call.call_no) for entry in entries}
     key = tuple_(calls.job_id, calls.attempt, calls.call_no)
     stored = await tx.execute(select(calls.job_id, calls.attempt, calls.call_no).where(key.in_(sorted(keys))))
     present = {(job_id, attempt, call_no) for job_id, attempt, call_no in stored}
-    for call in items:
+    for entry in entries:
+        call = entry.call
         identity = (call.job_id, call.attempt, call.call_no)
         if identity not in present:
             await tx.execute(
-                insert(model_invocations).values(opened_at=now(), **_opened(call), **_settled(call.settled))
+                insert(model_invocations).values(opened_at=now(), **_opened(entry), **_settled(call.settled))
             )
             present.add(identity)
         elif call.settled is not None:
@@ -79,7 +89,7 @@ async def record(tx: Transaction, items: Sequence[Call]) -> None:
                     calls.call_no == call.call_no,
                     calls.settled_at.is_(None),
                 )
-                .values(late=call.late, **_settled(call.settled))
+                .values(late=entry.late, **_settled(call.settled))
             )
 
 
@@ -96,8 +106,9 @@ async def totals(tx: Transaction, job_ids: Iterable[str]) -> dict[str, Totals]:
     }
 
 
-def _opened(call: Call) -> dict[str, Any]:
-    return {field.name: getattr(call, field.name) for field in fields(Call) if field.name != "settled"}
+def _opened(entry: Entry) -> dict[str, Any]:
+    said = {field.name: getattr(entry.call, field.name) for field in fields(Call) if field.name != "settled"}
+    return said | {"user_id": entry.user_id, "job_type": entry.job_type, "late": entry.late}
 
 
 def _settled(settled: Settled | None) -> dict[str, Any]:
