@@ -10,7 +10,12 @@
     ├── JobAlreadyCancelled     JOB_ALREADY_CANCELLED
     ├── IdempotencyKeyReused    IDEMPOTENCY_KEY_REUSED    only with strict keys
     ├── RequestIdReused         REQUEST_ID_REUSED
-    ├── LeaseConflict, LeaseLost, CancelRequested, IllegalTransition, ClaimLost, NotAttempted    executor and dispatcher
+    ├── TooManyJobs             TOO_MANY_JOBS             too many of the user's jobs are alive
+    ├── QuotaExceeded           QUOTA_EXCEEDED            too many jobs of the user were created today or this month
+    ├── PlatformUnavailable     PLATFORM_UNAVAILABLE      an operator has switched creation off
+    ├── JobNotRetryable, RetryInProgress, SnapshotExpired, ExecutorNotFound    operators
+    ├── LeaseConflict, LeaseLost, CancelRequested, IllegalTransition, JobNotReady, SessionLost, ClaimLost, NotAttempted
+    │                           executor and dispatcher
     ├── Unauthenticated, PermissionDenied
     ├── Unavailable             DATABASE_UNAVAILABLE      nothing was written, or it will be found by its identity
     ├── DeadlineExceeded        DEADLINE_EXCEEDED
@@ -168,6 +173,86 @@ class RequestIdReused(AijobsError):
 
     def __init__(self) -> None:
         super().__init__("request_id: already used for another request")
+
+
+class TooManyJobs(AijobsError):
+    """The user has as many live jobs as one user may have (CR-5). Nothing was written."""
+
+    reason = "TOO_MANY_JOBS"
+    status = StatusCode.RESOURCE_EXHAUSTED
+    advice = "Wait until some of the user's jobs have ended, or cancel some, and send the request again."
+
+
+class QuotaExceeded(AijobsError):
+    """The user has used up a quota of the day or of the month (CR-5). Nothing was written."""
+
+    reason = "QUOTA_EXCEEDED"
+    status = StatusCode.RESOURCE_EXHAUSTED
+    advice = "Wait until the quota begins anew, or ask an operator for a larger one."
+
+
+class PlatformUnavailable(AijobsError):
+    """An operator has switched the creation of jobs off (CR-5). Nothing was written."""
+
+    reason = "PLATFORM_UNAVAILABLE"
+    status = StatusCode.UNAVAILABLE
+    advice = "Try again later; operators: `aijobs platform on` ends it."
+
+    @property
+    def transient(self) -> bool:
+        """False: it ends when an operator says so, which is not worth waiting for."""
+        return False
+
+
+class JobNotRetryable(AijobsError):
+    """Only failed and cancelled jobs can be retried (LC-10, ruling 19)."""
+
+    reason = "JOB_NOT_RETRYABLE"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Create a new job instead, or wait until this one has ended."
+
+
+class RetryInProgress(AijobsError):
+    """A retry of the job has not ended yet (ruling 19)."""
+
+    reason = "RETRY_IN_PROGRESS"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Follow the named job, or cancel it before you retry again."
+
+
+class SnapshotExpired(AijobsError):
+    """The job's input is no longer stored (AP-7)."""
+
+    reason = "SNAPSHOT_EXPIRED"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Create a new job with the input."
+
+
+class ExecutorNotFound(AijobsError):
+    """No executor with this id was seen lately."""
+
+    reason = "EXECUTOR_NOT_FOUND"
+    status = StatusCode.NOT_FOUND
+    advice = "List the executors with `aijobs executors list` (JobAdminService.ListExecutors)."
+
+    def __init__(self, executor_id: str) -> None:
+        super().__init__(f"no executor {executor_id[:128]!r}")
+
+
+class JobNotReady(AijobsError):
+    """The job cannot start now; it was dispatched again and its message will come another time."""
+
+    reason = "JOB_NOT_READY"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Acknowledge the message and forget it."
+
+
+class SessionLost(AijobsError):
+    """The executor's session is not the present one (LC-8)."""
+
+    reason = "SESSION_LOST"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Open a session and ask again with the same lease token."
 
 
 class LeaseConflict(AijobsError):

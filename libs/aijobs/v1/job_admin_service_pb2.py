@@ -22,21 +22,65 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from aijobs.v1 import job_pb2 as aijobs_dot_v1_dot_job__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/job_admin_service.proto\x12\taijobs.v1\"\x15\n\x13ListJobTypesRequest\"=\n\x14ListJobTypesResponse\x12%\n\tjob_types\x18\x01 \x03(\x0b\x32\x12.aijobs.v1.JobType\"\xbb\x02\n\x07JobType\x12\x10\n\x08job_type\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0e\n\x06\x64omain\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x66\x61ult_priority\x18\x07 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x03\x12\x13\n\x0bmax_retries\x18\t \x01(\x05\x12\x13\n\x0b\x63\x61ncellable\x18\n \x01(\x08\x12\x1c\n\x14input_schema_version\x18\x0b \x01(\t\x12\x19\n\x11input_schema_json\x18\x0c \x01(\t\x12\x1d\n\x15output_schema_version\x18\r \x01(\t\x12\x1a\n\x12output_schema_json\x18\x0e \x01(\t2b\n\x0fJobAdminService\x12O\n\x0cListJobTypes\x12\x1e.aijobs.v1.ListJobTypesRequest\x1a\x1f.aijobs.v1.ListJobTypesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/job_admin_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13ListJobTypesRequest\"=\n\x14ListJobTypesResponse\x12%\n\tjob_types\x18\x01 \x03(\x0b\x32\x12.aijobs.v1.JobType\"\xbb\x02\n\x07JobType\x12\x10\n\x08job_type\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0e\n\x06\x64omain\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x66\x61ult_priority\x18\x07 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x03\x12\x13\n\x0bmax_retries\x18\t \x01(\x05\x12\x13\n\x0b\x63\x61ncellable\x18\n \x01(\x08\x12\x1c\n\x14input_schema_version\x18\x0b \x01(\t\x12\x19\n\x11input_schema_json\x18\x0c \x01(\t\x12\x1d\n\x15output_schema_version\x18\r \x01(\t\x12\x1a\n\x12output_schema_json\x18\x0e \x01(\t\"E\n\x0fRetryJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"/\n\x10RetryJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\"q\n\rExecutorQueue\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12.\n\nidle_since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd7\x02\n\x08\x45xecutor\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aijobs.v1.ExecutorState\x12\x0f\n\x07version\x18\x03 \x01(\t\x12(\n\x06queues\x18\x04 \x03(\x0b\x32\x18.aijobs.v1.ExecutorQueue\x12\x11\n\tjob_types\x18\x05 \x03(\t\x12\x0f\n\x07running\x18\x06 \x01(\x05\x12\x15\n\rsession_epoch\x18\x07 \x01(\x03\x12\x33\n\x0f\x66irst_seen_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ndrain_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x16\n\x14ListExecutorsRequest\"?\n\x15ListExecutorsResponse\x12&\n\texecutors\x18\x01 \x03(\x0b\x32\x13.aijobs.v1.Executor\"+\n\x14\x44rainExecutorRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\">\n\x15\x44rainExecutorResponse\x12%\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x13.aijobs.v1.Executor\"}\n\tQueueInfo\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12.\n\npause_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpaused_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x13\n\x11ListQueuesRequest\":\n\x12ListQueuesResponse\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.QueueInfo\"2\n\x11PauseQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x12PauseQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"#\n\x12ResumeQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\":\n\x13ResumeQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"~\n\x14PlatformAvailability\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nchanged_by\x18\x03 \x01(\t\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\" \n\x1eGetPlatformAvailabilityRequest\"X\n\x1fGetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability\"C\n\x1eSetPlatformAvailabilityRequest\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"X\n\x1fSetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability*\x87\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTOR_STATE_CONNECTED\x10\x01\x12\x1f\n\x1b\x45XECUTOR_STATE_DISCONNECTED\x10\x02\x12\x17\n\x13\x45XECUTOR_STATE_LOST\x10\x03\x32\x97\x06\n\x0fJobAdminService\x12O\n\x0cListJobTypes\x12\x1e.aijobs.v1.ListJobTypesRequest\x1a\x1f.aijobs.v1.ListJobTypesResponse\x12\x43\n\x08RetryJob\x12\x1a.aijobs.v1.RetryJobRequest\x1a\x1b.aijobs.v1.RetryJobResponse\x12R\n\rListExecutors\x12\x1f.aijobs.v1.ListExecutorsRequest\x1a .aijobs.v1.ListExecutorsResponse\x12R\n\rDrainExecutor\x12\x1f.aijobs.v1.DrainExecutorRequest\x1a .aijobs.v1.DrainExecutorResponse\x12I\n\nListQueues\x12\x1c.aijobs.v1.ListQueuesRequest\x1a\x1d.aijobs.v1.ListQueuesResponse\x12I\n\nPauseQueue\x12\x1c.aijobs.v1.PauseQueueRequest\x1a\x1d.aijobs.v1.PauseQueueResponse\x12L\n\x0bResumeQueue\x12\x1d.aijobs.v1.ResumeQueueRequest\x1a\x1e.aijobs.v1.ResumeQueueResponse\x12p\n\x17GetPlatformAvailability\x12).aijobs.v1.GetPlatformAvailabilityRequest\x1a*.aijobs.v1.GetPlatformAvailabilityResponse\x12p\n\x17SetPlatformAvailability\x12).aijobs.v1.SetPlatformAvailabilityRequest\x1a*.aijobs.v1.SetPlatformAvailabilityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aijobs.v1.job_admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTJOBTYPESREQUEST']._serialized_start=48
-  _globals['_LISTJOBTYPESREQUEST']._serialized_end=69
-  _globals['_LISTJOBTYPESRESPONSE']._serialized_start=71
-  _globals['_LISTJOBTYPESRESPONSE']._serialized_end=132
-  _globals['_JOBTYPE']._serialized_start=135
-  _globals['_JOBTYPE']._serialized_end=450
-  _globals['_JOBADMINSERVICE']._serialized_start=452
-  _globals['_JOBADMINSERVICE']._serialized_end=550
+  _globals['_EXECUTORSTATE']._serialized_start=2113
+  _globals['_EXECUTORSTATE']._serialized_end=2248
+  _globals['_LISTJOBTYPESREQUEST']._serialized_start=102
+  _globals['_LISTJOBTYPESREQUEST']._serialized_end=123
+  _globals['_LISTJOBTYPESRESPONSE']._serialized_start=125
+  _globals['_LISTJOBTYPESRESPONSE']._serialized_end=186
+  _globals['_JOBTYPE']._serialized_start=189
+  _globals['_JOBTYPE']._serialized_end=504
+  _globals['_RETRYJOBREQUEST']._serialized_start=506
+  _globals['_RETRYJOBREQUEST']._serialized_end=575
+  _globals['_RETRYJOBRESPONSE']._serialized_start=577
+  _globals['_RETRYJOBRESPONSE']._serialized_end=624
+  _globals['_EXECUTORQUEUE']._serialized_start=626
+  _globals['_EXECUTORQUEUE']._serialized_end=739
+  _globals['_EXECUTOR']._serialized_start=742
+  _globals['_EXECUTOR']._serialized_end=1085
+  _globals['_LISTEXECUTORSREQUEST']._serialized_start=1087
+  _globals['_LISTEXECUTORSREQUEST']._serialized_end=1109
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=1111
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=1174
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1176
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1219
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1221
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1283
+  _globals['_QUEUEINFO']._serialized_start=1285
+  _globals['_QUEUEINFO']._serialized_end=1410
+  _globals['_LISTQUEUESREQUEST']._serialized_start=1412
+  _globals['_LISTQUEUESREQUEST']._serialized_end=1431
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=1433
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=1491
+  _globals['_PAUSEQUEUEREQUEST']._serialized_start=1493
+  _globals['_PAUSEQUEUEREQUEST']._serialized_end=1543
+  _globals['_PAUSEQUEUERESPONSE']._serialized_start=1545
+  _globals['_PAUSEQUEUERESPONSE']._serialized_end=1602
+  _globals['_RESUMEQUEUEREQUEST']._serialized_start=1604
+  _globals['_RESUMEQUEUEREQUEST']._serialized_end=1639
+  _globals['_RESUMEQUEUERESPONSE']._serialized_start=1641
+  _globals['_RESUMEQUEUERESPONSE']._serialized_end=1699
+  _globals['_PLATFORMAVAILABILITY']._serialized_start=1701
+  _globals['_PLATFORMAVAILABILITY']._serialized_end=1827
+  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_start=1829
+  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_end=1861
+  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_start=1863
+  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_end=1951
+  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_start=1953
+  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_end=2020
+  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_start=2022
+  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_end=2110
+  _globals['_JOBADMINSERVICE']._serialized_start=2251
+  _globals['_JOBADMINSERVICE']._serialized_end=3042
 # @@protoc_insertion_point(module_scope)

@@ -3,10 +3,13 @@
 isort:skip_file
 """
 
+from aijobs.v1 import job_pb2 as _job_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ExecutorState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExecutorStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecutorState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EXECUTOR_STATE_UNSPECIFIED: _ExecutorState.ValueType  # 0
+    """Never sent."""
+    EXECUTOR_STATE_CONNECTED: _ExecutorState.ValueType  # 1
+    """Its session is open."""
+    EXECUTOR_STATE_DISCONNECTED: _ExecutorState.ValueType  # 2
+    """Its session broke; it may come back."""
+    EXECUTOR_STATE_LOST: _ExecutorState.ValueType  # 3
+    """It counts as gone; what it ran was given to others."""
+
+class ExecutorState(_ExecutorState, metaclass=_ExecutorStateEnumTypeWrapper):
+    """ExecutorState tells whether an executor is there."""
+
+EXECUTOR_STATE_UNSPECIFIED: ExecutorState.ValueType  # 0
+"""Never sent."""
+EXECUTOR_STATE_CONNECTED: ExecutorState.ValueType  # 1
+"""Its session is open."""
+EXECUTOR_STATE_DISCONNECTED: ExecutorState.ValueType  # 2
+"""Its session broke; it may come back."""
+EXECUTOR_STATE_LOST: ExecutorState.ValueType  # 3
+"""It counts as gone; what it ran was given to others."""
+Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
 @_typing.final
 class ListJobTypesRequest(_message.Message):
@@ -132,3 +163,552 @@ class JobType(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobType: _TypeAlias = JobType  # noqa: Y015
+
+@_typing.final
+class RetryJobRequest(_message.Message):
+    """RetryJobRequest names the job to repeat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Made by the caller, so that a repeat after a lost answer gets the same job."""
+    job_id: _builtins.str
+    """The job; failed or cancelled."""
+    reason: _builtins.str
+    """Optional words for the new job's history, at most 200 characters."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryJobRequest: _TypeAlias = RetryJobRequest  # noqa: Y015
+
+@_typing.final
+class RetryJobResponse(_message.Message):
+    """RetryJobResponse returns the new job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> _job_pb2.Job:
+        """The job; `retry_of` names the old one."""
+
+    def __init__(
+        self,
+        *,
+        job: _job_pb2.Job | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryJobResponse: _TypeAlias = RetryJobResponse  # noqa: Y015
+
+@_typing.final
+class ExecutorQueue(_message.Message):
+    """ExecutorQueue says what an executor does for one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    IDLE_SINCE_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    """The queue."""
+    slots: _builtins.int
+    """Runs that it holds at a time, at most."""
+    free_slots: _builtins.int
+    """Slots without a run, as it last said."""
+    @_builtins.property
+    def idle_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when there has been a free slot without a break; unset if there is none."""
+
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        slots: _builtins.int = ...,
+        free_slots: _builtins.int = ...,
+        idle_since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["idle_since", b"idle_since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_slots", b"free_slots", "idle_since", b"idle_since", "queue", b"queue", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecutorQueue: _TypeAlias = ExecutorQueue  # noqa: Y015
+
+@_typing.final
+class Executor(_message.Message):
+    """Executor is one executor process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    JOB_TYPES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    SESSION_EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_SEEN_TIME_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_TIME_FIELD_NUMBER: _builtins.int
+    DRAIN_TIME_FIELD_NUMBER: _builtins.int
+    executor_id: _builtins.str
+    """Id of the process; new at every start."""
+    state: Global___ExecutorState.ValueType
+    """Whether it is there."""
+    version: _builtins.str
+    """Its version."""
+    running: _builtins.int
+    """Leases that it holds."""
+    session_epoch: _builtins.int
+    """Number of its present session."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorQueue]:
+        """What it consumes."""
+
+    @_builtins.property
+    def job_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The job types that it can run."""
+
+    @_builtins.property
+    def first_seen_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was first seen."""
+
+    @_builtins.property
+    def last_seen_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was last seen; stored at most once a second."""
+
+    @_builtins.property
+    def drain_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was told to take no more jobs; unset if it was not."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: _builtins.str = ...,
+        state: Global___ExecutorState.ValueType = ...,
+        version: _builtins.str = ...,
+        queues: _abc.Iterable[Global___ExecutorQueue] | None = ...,
+        job_types: _abc.Iterable[_builtins.str] | None = ...,
+        running: _builtins.int = ...,
+        session_epoch: _builtins.int = ...,
+        first_seen_time: _timestamp_pb2.Timestamp | None = ...,
+        last_seen_time: _timestamp_pb2.Timestamp | None = ...,
+        drain_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time", "first_seen_time", b"first_seen_time", "last_seen_time", b"last_seen_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time", "executor_id", b"executor_id", "first_seen_time", b"first_seen_time", "job_types", b"job_types", "last_seen_time", b"last_seen_time", "queues", b"queues", "running", b"running", "session_epoch", b"session_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Executor: _TypeAlias = Executor  # noqa: Y015
+
+@_typing.final
+class ListExecutorsRequest(_message.Message):
+    """ListExecutorsRequest asks for the executors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExecutorsRequest: _TypeAlias = ListExecutorsRequest  # noqa: Y015
+
+@_typing.final
+class ListExecutorsResponse(_message.Message):
+    """ListExecutorsResponse returns the executors, at most 1,000."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Executor]:
+        """The executors."""
+
+    def __init__(
+        self,
+        *,
+        executors: _abc.Iterable[Global___Executor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExecutorsResponse: _TypeAlias = ListExecutorsResponse  # noqa: Y015
+
+@_typing.final
+class DrainExecutorRequest(_message.Message):
+    """DrainExecutorRequest names the executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: _builtins.int
+    executor_id: _builtins.str
+    """The executor."""
+    def __init__(
+        self,
+        *,
+        executor_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainExecutorRequest: _TypeAlias = DrainExecutorRequest  # noqa: Y015
+
+@_typing.final
+class DrainExecutorResponse(_message.Message):
+    """DrainExecutorResponse returns the executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def executor(self) -> Global___Executor:
+        """As it is now; it hears of the drain within a second."""
+
+    def __init__(
+        self,
+        *,
+        executor: Global___Executor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainExecutorResponse: _TypeAlias = DrainExecutorResponse  # noqa: Y015
+
+@_typing.final
+class QueueInfo(_message.Message):
+    """QueueInfo is one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    PAUSE_TIME_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    """Its name, for example "ai-interactive"."""
+    paused: _builtins.bool
+    """True: its jobs are not started."""
+    paused_by: _builtins.str
+    """Who paused it."""
+    reason: _builtins.str
+    """Why, in the words of who paused it."""
+    @_builtins.property
+    def pause_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when; unset if it is not paused."""
+
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        paused: _builtins.bool = ...,
+        pause_time: _timestamp_pb2.Timestamp | None = ...,
+        paused_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause_time", b"pause_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pause_time", b"pause_time", "paused", b"paused", "paused_by", b"paused_by", "queue", b"queue", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueInfo: _TypeAlias = QueueInfo  # noqa: Y015
+
+@_typing.final
+class ListQueuesRequest(_message.Message):
+    """ListQueuesRequest asks for all queues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQueuesRequest: _TypeAlias = ListQueuesRequest  # noqa: Y015
+
+@_typing.final
+class ListQueuesResponse(_message.Message):
+    """ListQueuesResponse returns the queues, sorted by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueInfo]:
+        """The queues."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQueuesResponse: _TypeAlias = ListQueuesResponse  # noqa: Y015
+
+@_typing.final
+class PauseQueueRequest(_message.Message):
+    """PauseQueueRequest names the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    """The queue."""
+    reason: _builtins.str
+    """Optional words for those who find it paused, at most 256 characters."""
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueRequest: _TypeAlias = PauseQueueRequest  # noqa: Y015
+
+@_typing.final
+class PauseQueueResponse(_message.Message):
+    """PauseQueueResponse returns the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___QueueInfo:
+        """The queue, paused. Already paused: who paused it first, and why."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___QueueInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueResponse: _TypeAlias = PauseQueueResponse  # noqa: Y015
+
+@_typing.final
+class ResumeQueueRequest(_message.Message):
+    """ResumeQueueRequest names the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    """The queue."""
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueRequest: _TypeAlias = ResumeQueueRequest  # noqa: Y015
+
+@_typing.final
+class ResumeQueueResponse(_message.Message):
+    """ResumeQueueResponse returns the queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___QueueInfo:
+        """The queue, not paused."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___QueueInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueResponse: _TypeAlias = ResumeQueueResponse  # noqa: Y015
+
+@_typing.final
+class PlatformAvailability(_message.Message):
+    """PlatformAvailability tells whether jobs can be created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CHANGED_BY_FIELD_NUMBER: _builtins.int
+    CHANGE_TIME_FIELD_NUMBER: _builtins.int
+    available: _builtins.bool
+    """False: creates are refused with PLATFORM_UNAVAILABLE."""
+    reason: _builtins.str
+    """Why, in the words of who switched it."""
+    changed_by: _builtins.str
+    """Who switched it last; empty if nobody ever did."""
+    @_builtins.property
+    def change_time(self) -> _timestamp_pb2.Timestamp:
+        """When that was."""
+
+    def __init__(
+        self,
+        *,
+        available: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        changed_by: _builtins.str = ...,
+        change_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change_time", b"change_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "change_time", b"change_time", "changed_by", b"changed_by", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlatformAvailability: _TypeAlias = PlatformAvailability  # noqa: Y015
+
+@_typing.final
+class GetPlatformAvailabilityRequest(_message.Message):
+    """GetPlatformAvailabilityRequest asks for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlatformAvailabilityRequest: _TypeAlias = GetPlatformAvailabilityRequest  # noqa: Y015
+
+@_typing.final
+class GetPlatformAvailabilityResponse(_message.Message):
+    """GetPlatformAvailabilityResponse returns it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABILITY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def availability(self) -> Global___PlatformAvailability:
+        """As it is."""
+
+    def __init__(
+        self,
+        *,
+        availability: Global___PlatformAvailability | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlatformAvailabilityResponse: _TypeAlias = GetPlatformAvailabilityResponse  # noqa: Y015
+
+@_typing.final
+class SetPlatformAvailabilityRequest(_message.Message):
+    """SetPlatformAvailabilityRequest switches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    available: _builtins.bool
+    """Whether jobs can be created."""
+    reason: _builtins.str
+    """Optional words for callers who are refused, at most 256 characters. Public."""
+    def __init__(
+        self,
+        *,
+        available: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPlatformAvailabilityRequest: _TypeAlias = SetPlatformAvailabilityRequest  # noqa: Y015
+
+@_typing.final
+class SetPlatformAvailabilityResponse(_message.Message):
+    """SetPlatformAvailabilityResponse returns what holds now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABILITY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def availability(self) -> Global___PlatformAvailability:
+        """As it is."""
+
+    def __init__(
+        self,
+        *,
+        availability: Global___PlatformAvailability | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPlatformAvailabilityResponse: _TypeAlias = SetPlatformAvailabilityResponse  # noqa: Y015

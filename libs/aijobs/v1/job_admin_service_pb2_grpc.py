@@ -40,6 +40,46 @@ class JobAdminServiceStub:
                 request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesRequest.SerializeToString,
                 response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesResponse.FromString,
                 _registered_method=True)
+        self.RetryJob = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/RetryJob',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobResponse.FromString,
+                _registered_method=True)
+        self.ListExecutors = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/ListExecutors',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsResponse.FromString,
+                _registered_method=True)
+        self.DrainExecutor = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/DrainExecutor',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/ListQueues',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/PauseQueue',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/ResumeQueue',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueResponse.FromString,
+                _registered_method=True)
+        self.GetPlatformAvailability = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/GetPlatformAvailability',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityResponse.FromString,
+                _registered_method=True)
+        self.SetPlatformAvailability = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/SetPlatformAvailability',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.FromString,
+                _registered_method=True)
 
 
 class JobAdminServiceServicer:
@@ -53,6 +93,63 @@ class JobAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryJob(self, request, context):
+        """RetryJob makes a new job with the input of one that failed or was cancelled; the old one does not change.
+        At most one retry of a job is alive at a time. Safe to repeat with the same request_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListExecutors(self, request, context):
+        """ListExecutors returns the executors that were seen within the last day, the latest one first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainExecutor(self, request, context):
+        """DrainExecutor tells an executor to take no more jobs. What it runs goes on to its end. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQueues(self, request, context):
+        """ListQueues returns every queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """PauseQueue stops the start of jobs of a queue. Those that run go on; new ones wait. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """ResumeQueue ends a pause. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPlatformAvailability(self, request, context):
+        """GetPlatformAvailability tells whether jobs can be created.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPlatformAvailability(self, request, context):
+        """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +157,46 @@ def add_JobAdminServiceServicer_to_server(servicer, server):
                     servicer.ListJobTypes,
                     request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesRequest.FromString,
                     response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesResponse.SerializeToString,
+            ),
+            'RetryJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryJob,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobResponse.SerializeToString,
+            ),
+            'ListExecutors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExecutors,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsResponse.SerializeToString,
+            ),
+            'DrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainExecutor,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesResponse.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueResponse.SerializeToString,
+            ),
+            'GetPlatformAvailability': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlatformAvailability,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityResponse.SerializeToString,
+            ),
+            'SetPlatformAvailability': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPlatformAvailability,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +227,222 @@ class JobAdminService:
             '/aijobs.v1.JobAdminService/ListJobTypes',
             aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesRequest.SerializeToString,
             aijobs_dot_v1_dot_job__admin__service__pb2.ListJobTypesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/RetryJob',
+            aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.RetryJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExecutors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/ListExecutors',
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListExecutorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/DrainExecutor',
+            aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/ListQueues',
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/PauseQueue',
+            aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.PauseQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/ResumeQueue',
+            aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.ResumeQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlatformAvailability(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/GetPlatformAvailability',
+            aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.GetPlatformAvailabilityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPlatformAvailability(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/SetPlatformAvailability',
+            aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,24 @@ class JobAdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> JobAdminServiceAsyncStub: ...
     ListJobTypes: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListJobTypesRequest, _job_admin_service_pb2.ListJobTypesResponse]
     """ListJobTypes returns every definition that the jobs service knows, with its JSON Schemas."""
+    RetryJob: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.RetryJobRequest, _job_admin_service_pb2.RetryJobResponse]
+    """RetryJob makes a new job with the input of one that failed or was cancelled; the old one does not change.
+    At most one retry of a job is alive at a time. Safe to repeat with the same request_id.
+    """
+    ListExecutors: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListExecutorsRequest, _job_admin_service_pb2.ListExecutorsResponse]
+    """ListExecutors returns the executors that were seen within the last day, the latest one first."""
+    DrainExecutor: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.DrainExecutorRequest, _job_admin_service_pb2.DrainExecutorResponse]
+    """DrainExecutor tells an executor to take no more jobs. What it runs goes on to its end. Safe to repeat."""
+    ListQueues: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListQueuesRequest, _job_admin_service_pb2.ListQueuesResponse]
+    """ListQueues returns every queue."""
+    PauseQueue: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.PauseQueueRequest, _job_admin_service_pb2.PauseQueueResponse]
+    """PauseQueue stops the start of jobs of a queue. Those that run go on; new ones wait. Safe to repeat."""
+    ResumeQueue: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.ResumeQueueRequest, _job_admin_service_pb2.ResumeQueueResponse]
+    """ResumeQueue ends a pause. Safe to repeat."""
+    GetPlatformAvailability: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.GetPlatformAvailabilityRequest, _job_admin_service_pb2.GetPlatformAvailabilityResponse]
+    """GetPlatformAvailability tells whether jobs can be created."""
+    SetPlatformAvailability: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.SetPlatformAvailabilityRequest, _job_admin_service_pb2.SetPlatformAvailabilityResponse]
+    """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
 
 @_typing.type_check_only
 class JobAdminServiceAsyncStub(JobAdminServiceStub):
@@ -43,6 +61,24 @@ class JobAdminServiceAsyncStub(JobAdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListJobTypes: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListJobTypesRequest, _job_admin_service_pb2.ListJobTypesResponse]  # type: ignore[assignment]
     """ListJobTypes returns every definition that the jobs service knows, with its JSON Schemas."""
+    RetryJob: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.RetryJobRequest, _job_admin_service_pb2.RetryJobResponse]  # type: ignore[assignment]
+    """RetryJob makes a new job with the input of one that failed or was cancelled; the old one does not change.
+    At most one retry of a job is alive at a time. Safe to repeat with the same request_id.
+    """
+    ListExecutors: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListExecutorsRequest, _job_admin_service_pb2.ListExecutorsResponse]  # type: ignore[assignment]
+    """ListExecutors returns the executors that were seen within the last day, the latest one first."""
+    DrainExecutor: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.DrainExecutorRequest, _job_admin_service_pb2.DrainExecutorResponse]  # type: ignore[assignment]
+    """DrainExecutor tells an executor to take no more jobs. What it runs goes on to its end. Safe to repeat."""
+    ListQueues: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListQueuesRequest, _job_admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
+    """ListQueues returns every queue."""
+    PauseQueue: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.PauseQueueRequest, _job_admin_service_pb2.PauseQueueResponse]  # type: ignore[assignment]
+    """PauseQueue stops the start of jobs of a queue. Those that run go on; new ones wait. Safe to repeat."""
+    ResumeQueue: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.ResumeQueueRequest, _job_admin_service_pb2.ResumeQueueResponse]  # type: ignore[assignment]
+    """ResumeQueue ends a pause. Safe to repeat."""
+    GetPlatformAvailability: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.GetPlatformAvailabilityRequest, _job_admin_service_pb2.GetPlatformAvailabilityResponse]  # type: ignore[assignment]
+    """GetPlatformAvailability tells whether jobs can be created."""
+    SetPlatformAvailability: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.SetPlatformAvailabilityRequest, _job_admin_service_pb2.SetPlatformAvailabilityResponse]  # type: ignore[assignment]
+    """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
 
 class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """JobAdminService is for operators. Every method needs the admin role."""
@@ -54,5 +90,71 @@ class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_admin_service_pb2.ListJobTypesResponse, _abc.Awaitable[_job_admin_service_pb2.ListJobTypesResponse]]:
         """ListJobTypes returns every definition that the jobs service knows, with its JSON Schemas."""
+
+    @_abc_1.abstractmethod
+    def RetryJob(
+        self,
+        request: _job_admin_service_pb2.RetryJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.RetryJobResponse, _abc.Awaitable[_job_admin_service_pb2.RetryJobResponse]]:
+        """RetryJob makes a new job with the input of one that failed or was cancelled; the old one does not change.
+        At most one retry of a job is alive at a time. Safe to repeat with the same request_id.
+        """
+
+    @_abc_1.abstractmethod
+    def ListExecutors(
+        self,
+        request: _job_admin_service_pb2.ListExecutorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.ListExecutorsResponse, _abc.Awaitable[_job_admin_service_pb2.ListExecutorsResponse]]:
+        """ListExecutors returns the executors that were seen within the last day, the latest one first."""
+
+    @_abc_1.abstractmethod
+    def DrainExecutor(
+        self,
+        request: _job_admin_service_pb2.DrainExecutorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.DrainExecutorResponse, _abc.Awaitable[_job_admin_service_pb2.DrainExecutorResponse]]:
+        """DrainExecutor tells an executor to take no more jobs. What it runs goes on to its end. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def ListQueues(
+        self,
+        request: _job_admin_service_pb2.ListQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.ListQueuesResponse, _abc.Awaitable[_job_admin_service_pb2.ListQueuesResponse]]:
+        """ListQueues returns every queue."""
+
+    @_abc_1.abstractmethod
+    def PauseQueue(
+        self,
+        request: _job_admin_service_pb2.PauseQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.PauseQueueResponse, _abc.Awaitable[_job_admin_service_pb2.PauseQueueResponse]]:
+        """PauseQueue stops the start of jobs of a queue. Those that run go on; new ones wait. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def ResumeQueue(
+        self,
+        request: _job_admin_service_pb2.ResumeQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.ResumeQueueResponse, _abc.Awaitable[_job_admin_service_pb2.ResumeQueueResponse]]:
+        """ResumeQueue ends a pause. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def GetPlatformAvailability(
+        self,
+        request: _job_admin_service_pb2.GetPlatformAvailabilityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.GetPlatformAvailabilityResponse, _abc.Awaitable[_job_admin_service_pb2.GetPlatformAvailabilityResponse]]:
+        """GetPlatformAvailability tells whether jobs can be created."""
+
+    @_abc_1.abstractmethod
+    def SetPlatformAvailability(
+        self,
+        request: _job_admin_service_pb2.SetPlatformAvailabilityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.SetPlatformAvailabilityResponse, _abc.Awaitable[_job_admin_service_pb2.SetPlatformAvailabilityResponse]]:
+        """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
 
 def add_JobAdminServiceServicer_to_server(servicer: JobAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

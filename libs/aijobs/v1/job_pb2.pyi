@@ -246,6 +246,10 @@ class Job(_message.Message):
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    RUN_AT_FIELD_NUMBER: _builtins.int
+    TAKEOVER_COUNT_FIELD_NUMBER: _builtins.int
+    RETRY_OF_FIELD_NUMBER: _builtins.int
+    ROOT_JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """UUIDv7 in its 36-character text form."""
     job_type: _builtins.str
@@ -276,6 +280,12 @@ class Job(_message.Message):
     """The validated output as JSON text, exactly as stored. Only with JOB_VIEW_FULL."""
     sequence: _builtins.int
     """Number of the job's latest history entry; every change adds one."""
+    takeover_count: _builtins.int
+    """How often a lease of the job ended without a report and another executor had to take the job over."""
+    retry_of: _builtins.str
+    """The job that this one repeats; empty unless it was made by JobAdminService.RetryJob."""
+    root_job_id: _builtins.str
+    """The first job of a chain of retries; the job itself if it repeats none."""
     @_builtins.property
     def target(self) -> Global___Target:
         """The caller's own thing that the job is about, if one was named."""
@@ -312,6 +322,10 @@ class Job(_message.Message):
     def usage(self) -> Global___UsageTotals:
         """What the job's model calls added up to."""
 
+    @_builtins.property
+    def run_at(self) -> _timestamp_pb2.Timestamp:
+        """When the job may start; unset if that was at once."""
+
     def __init__(
         self,
         *,
@@ -339,10 +353,14 @@ class Job(_message.Message):
         output_json: _builtins.str = ...,
         sequence: _builtins.int = ...,
         usage: Global___UsageTotals | None = ...,
+        run_at: _timestamp_pb2.Timestamp | None = ...,
+        takeover_count: _builtins.int = ...,
+        retry_of: _builtins.str = ...,
+        root_job_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "start_time", b"start_time", "target", b"target", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "run_at", b"run_at", "start_time", b"start_time", "target", b"target", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "artifacts", b"artifacts", "attempt", b"attempt", "cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "job_id", b"job_id", "job_type", b"job_type", "labels", b"labels", "max_retries", b"max_retries", "output_hash", b"output_hash", "output_json", b"output_json", "priority", b"priority", "progress", b"progress", "queue", b"queue", "retry_count", b"retry_count", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "target", b"target", "usage", b"usage", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "artifacts", b"artifacts", "attempt", b"attempt", "cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "job_id", b"job_id", "job_type", b"job_type", "labels", b"labels", "max_retries", b"max_retries", "output_hash", b"output_hash", "output_json", b"output_json", "priority", b"priority", "progress", b"progress", "queue", b"queue", "retry_count", b"retry_count", "retry_of", b"retry_of", "root_job_id", b"root_job_id", "run_at", b"run_at", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "takeover_count", b"takeover_count", "target", b"target", "usage", b"usage", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,15 +383,18 @@ class Transition(_message.Message):
     sequence: _builtins.int
     """Number within the job, from 1, without gaps."""
     kind: _builtins.str
-    """What happened: "created", "locked", "execution_failed", "cancel_requested", "succeeded", "failed" or "cancelled"."""
+    """What happened. First "created", or "retried" for a job that repeats another one. Changes of state: "locked",
+    "succeeded", "failed", "cancelled". Notes: "execution_failed", "cancel_requested", "lapsed" (the lease ended without
+    a report), "handed_back" (the executor gave it back), "taken_over" (another executor has it), "dispatched_again".
+    """
     from_state: Global___JobState.ValueType
-    """State before; unspecified for "created"."""
+    """State before; unspecified for the first entry."""
     to_state: Global___JobState.ValueType
     """State after; equal to from_state for entries that change no state."""
     attempt: _builtins.int
     """Attempt during which it happened."""
     actor: _builtins.str
-    """Who caused it, for example "executor:7f3a"."""
+    """Who caused it, for example "executor:7f3a", "caller:shop" or "engine"."""
     reason: _builtins.str
     """Why: a code or a caller's words."""
     @_builtins.property

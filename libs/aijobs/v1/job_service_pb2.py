@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61ijobs/v1/job_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"/\n\tOverrides\x12\x15\n\x08priority\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_priority\"\x94\x03\n\x10\x43reateJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x10\n\x08job_type\x18\x03 \x01(\t\x12!\n\x06target\x18\x04 \x01(\x0b\x32\x11.aijobs.v1.Target\x12(\n\x05input\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructH\x00\x12\x14\n\ninput_json\x18\x06 \x01(\tH\x00\x12\x17\n\x0fidempotency_key\x18\x07 \x01(\t\x12\x1a\n\x12strict_idempotency\x18\x08 \x01(\x08\x12\x37\n\x06labels\x18\t \x03(\x0b\x32\'.aijobs.v1.CreateJobRequest.LabelsEntry\x12\'\n\toverrides\x18\n \x01(\x0b\x32\x14.aijobs.v1.Overrides\x12\x15\n\rvalidate_only\x18\x0b \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07payload\"_\n\x11\x43reateJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x02 \x01(\x08\x12\x17\n\x0frequest_differs\x18\x03 \x01(\x08\"R\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12 \n\x04view\x18\x03 \x01(\x0e\x32\x12.aijobs.v1.JobView\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\"\x8f\x01\n\x0fListJobsRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x10\n\x08job_type\x18\x02 \x01(\t\x12#\n\x06states\x18\x03 \x03(\x0e\x32\x13.aijobs.v1.JobState\x12\r\n\x05queue\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"I\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.aijobs.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"W\n\x10\x43\x61ncelJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"[\n\x11\x43\x61ncelJobResponse\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.aijobs.v1.CancelOutcome\x12\x1b\n\x03job\x18\x02 \x01(\x0b\x32\x0e.aijobs.v1.Job\"|\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x1b\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10include_progress\x18\x04 \x01(\x08\x42\x11\n\x0f_after_sequence\"\x8f\x01\n\x10WatchJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12)\n\ntransition\x18\x02 \x01(\x0b\x32\x15.aijobs.v1.Transition\x12\x33\n\x0fkeep_alive_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*k\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41NCEL_OUTCOME_CANCELLED\x10\x01\x12\x1c\n\x18\x43\x41NCEL_OUTCOME_REQUESTED\x10\x02\x32\xe7\x02\n\nJobService\x12\x46\n\tCreateJob\x12\x1b.aijobs.v1.CreateJobRequest\x1a\x1c.aijobs.v1.CreateJobResponse\x12=\n\x06GetJob\x12\x18.aijobs.v1.GetJobRequest\x1a\x19.aijobs.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.aijobs.v1.ListJobsRequest\x1a\x1b.aijobs.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.aijobs.v1.CancelJobRequest\x1a\x1c.aijobs.v1.CancelJobResponse\x12\x45\n\x08WatchJob\x12\x1a.aijobs.v1.WatchJobRequest\x1a\x1b.aijobs.v1.WatchJobResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61ijobs/v1/job_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x96\x01\n\tOverrides\x12\x15\n\x08priority\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\x0f\x63redential_mode\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x16\n\x0eprompt_version\x18\x04 \x01(\t\x12\x1d\n\x15output_schema_version\x18\x05 \x01(\tB\x0b\n\t_priority\"\xc0\x03\n\x10\x43reateJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x10\n\x08job_type\x18\x03 \x01(\t\x12!\n\x06target\x18\x04 \x01(\x0b\x32\x11.aijobs.v1.Target\x12(\n\x05input\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructH\x00\x12\x14\n\ninput_json\x18\x06 \x01(\tH\x00\x12\x17\n\x0fidempotency_key\x18\x07 \x01(\t\x12\x1a\n\x12strict_idempotency\x18\x08 \x01(\x08\x12\x37\n\x06labels\x18\t \x03(\x0b\x32\'.aijobs.v1.CreateJobRequest.LabelsEntry\x12\'\n\toverrides\x18\n \x01(\x0b\x32\x14.aijobs.v1.Overrides\x12\x15\n\rvalidate_only\x18\x0b \x01(\x08\x12*\n\x06run_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07payload\"_\n\x11\x43reateJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x14\n\x0c\x64\x65\x64uplicated\x18\x02 \x01(\x08\x12\x17\n\x0frequest_differs\x18\x03 \x01(\x08\"R\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12 \n\x04view\x18\x03 \x01(\x0e\x32\x12.aijobs.v1.JobView\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\"\x8f\x01\n\x0fListJobsRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\x10\n\x08job_type\x18\x02 \x01(\t\x12#\n\x06states\x18\x03 \x03(\x0e\x32\x13.aijobs.v1.JobState\x12\r\n\x05queue\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"I\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.aijobs.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"W\n\x10\x43\x61ncelJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"[\n\x11\x43\x61ncelJobResponse\x12)\n\x07outcome\x18\x01 \x01(\x0e\x32\x18.aijobs.v1.CancelOutcome\x12\x1b\n\x03job\x18\x02 \x01(\x0b\x32\x0e.aijobs.v1.Job\"|\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x1b\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10include_progress\x18\x04 \x01(\x08\x42\x11\n\x0f_after_sequence\"\x8f\x01\n\x10WatchJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12)\n\ntransition\x18\x02 \x01(\x0b\x32\x15.aijobs.v1.Transition\x12\x33\n\x0fkeep_alive_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*k\n\rCancelOutcome\x12\x1e\n\x1a\x43\x41NCEL_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41NCEL_OUTCOME_CANCELLED\x10\x01\x12\x1c\n\x18\x43\x41NCEL_OUTCOME_REQUESTED\x10\x02\x32\xe7\x02\n\nJobService\x12\x46\n\tCreateJob\x12\x1b.aijobs.v1.CreateJobRequest\x1a\x1c.aijobs.v1.CreateJobResponse\x12=\n\x06GetJob\x12\x18.aijobs.v1.GetJobRequest\x1a\x19.aijobs.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.aijobs.v1.ListJobsRequest\x1a\x1b.aijobs.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.aijobs.v1.CancelJobRequest\x1a\x1c.aijobs.v1.CancelJobResponse\x12\x45\n\x08WatchJob\x12\x1a.aijobs.v1.WatchJobRequest\x1a\x1b.aijobs.v1.WatchJobResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,32 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATEJOBREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_CREATEJOBREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_CANCELOUTCOME']._serialized_start=1485
-  _globals['_CANCELOUTCOME']._serialized_end=1592
-  _globals['_OVERRIDES']._serialized_start=126
-  _globals['_OVERRIDES']._serialized_end=173
-  _globals['_CREATEJOBREQUEST']._serialized_start=176
-  _globals['_CREATEJOBREQUEST']._serialized_end=580
-  _globals['_CREATEJOBREQUEST_LABELSENTRY']._serialized_start=524
-  _globals['_CREATEJOBREQUEST_LABELSENTRY']._serialized_end=569
-  _globals['_CREATEJOBRESPONSE']._serialized_start=582
-  _globals['_CREATEJOBRESPONSE']._serialized_end=677
-  _globals['_GETJOBREQUEST']._serialized_start=679
-  _globals['_GETJOBREQUEST']._serialized_end=761
-  _globals['_GETJOBRESPONSE']._serialized_start=763
-  _globals['_GETJOBRESPONSE']._serialized_end=808
-  _globals['_LISTJOBSREQUEST']._serialized_start=811
-  _globals['_LISTJOBSREQUEST']._serialized_end=954
-  _globals['_LISTJOBSRESPONSE']._serialized_start=956
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1029
-  _globals['_CANCELJOBREQUEST']._serialized_start=1031
-  _globals['_CANCELJOBREQUEST']._serialized_end=1118
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1120
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1211
-  _globals['_WATCHJOBREQUEST']._serialized_start=1213
-  _globals['_WATCHJOBREQUEST']._serialized_end=1337
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1340
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1483
-  _globals['_JOBSERVICE']._serialized_start=1595
-  _globals['_JOBSERVICE']._serialized_end=1954
+  _globals['_CANCELOUTCOME']._serialized_start=1633
+  _globals['_CANCELOUTCOME']._serialized_end=1740
+  _globals['_OVERRIDES']._serialized_start=127
+  _globals['_OVERRIDES']._serialized_end=277
+  _globals['_CREATEJOBREQUEST']._serialized_start=280
+  _globals['_CREATEJOBREQUEST']._serialized_end=728
+  _globals['_CREATEJOBREQUEST_LABELSENTRY']._serialized_start=672
+  _globals['_CREATEJOBREQUEST_LABELSENTRY']._serialized_end=717
+  _globals['_CREATEJOBRESPONSE']._serialized_start=730
+  _globals['_CREATEJOBRESPONSE']._serialized_end=825
+  _globals['_GETJOBREQUEST']._serialized_start=827
+  _globals['_GETJOBREQUEST']._serialized_end=909
+  _globals['_GETJOBRESPONSE']._serialized_start=911
+  _globals['_GETJOBRESPONSE']._serialized_end=956
+  _globals['_LISTJOBSREQUEST']._serialized_start=959
+  _globals['_LISTJOBSREQUEST']._serialized_end=1102
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1104
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1177
+  _globals['_CANCELJOBREQUEST']._serialized_start=1179
+  _globals['_CANCELJOBREQUEST']._serialized_end=1266
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1268
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1359
+  _globals['_WATCHJOBREQUEST']._serialized_start=1361
+  _globals['_WATCHJOBREQUEST']._serialized_end=1485
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1488
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1631
+  _globals['_JOBSERVICE']._serialized_start=1743
+  _globals['_JOBSERVICE']._serialized_end=2102
 # @@protoc_insertion_point(module_scope)

@@ -31,7 +31,7 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_UNSPECIFIED: _CancelOutcome.ValueType  # 0
     """Never sent."""
     CANCEL_OUTCOME_CANCELLED: _CancelOutcome.ValueType  # 1
-    """The job was queued and is cancelled now."""
+    """The job was waiting for an executor and is cancelled now."""
     CANCEL_OUTCOME_REQUESTED: _CancelOutcome.ValueType  # 2
     """The job is running; it can no longer succeed and will end cancelled."""
 
@@ -41,7 +41,7 @@ class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper):
 CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 """Never sent."""
 CANCEL_OUTCOME_CANCELLED: CancelOutcome.ValueType  # 1
-"""The job was queued and is cancelled now."""
+"""The job was waiting for an executor and is cancelled now."""
 CANCEL_OUTCOME_REQUESTED: CancelOutcome.ValueType  # 2
 """The job is running; it can no longer succeed and will end cancelled."""
 Global___CancelOutcome: _TypeAlias = CancelOutcome  # noqa: Y015
@@ -53,16 +53,32 @@ class Overrides(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_MODE_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_VERSION_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """From 0 (first) to 100 (last)."""
+    credential_mode: _builtins.str
+    """Whose key pays: one of the modes that the definition allows, for example "platform_key"."""
+    credential_id: _builtins.str
+    """The stored credential of the user, for the modes that need one."""
+    prompt_version: _builtins.str
+    """Version of the job type's prompt."""
+    output_schema_version: _builtins.str
+    """Version of the output schema."""
     def __init__(
         self,
         *,
         priority: _builtins.int | None = ...,
+        credential_mode: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        prompt_version: _builtins.str = ...,
+        output_schema_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "credential_id", b"credential_id", "credential_mode", b"credential_mode", "output_schema_version", b"output_schema_version", "priority", b"priority", "prompt_version", b"prompt_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -107,6 +123,7 @@ class CreateJobRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     OVERRIDES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    RUN_AT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the caller (a UUID will do), so that a repeat after a lost answer creates nothing new. Our clients fill it."""
     user_id: _builtins.str
@@ -137,6 +154,10 @@ class CreateJobRequest(_message.Message):
     def overrides(self) -> Global___Overrides:
         """Replaces defaults of the definition."""
 
+    @_builtins.property
+    def run_at(self) -> _timestamp_pb2.Timestamp:
+        """Optional: when the job may start, at most 366 days ahead. Unset, or in the past: at once."""
+
     def __init__(
         self,
         *,
@@ -151,10 +172,11 @@ class CreateJobRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         overrides: Global___Overrides | None = ...,
         validate_only: _builtins.bool = ...,
+        run_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "input_json", b"input_json", "overrides", b"overrides", "payload", b"payload", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "input_json", b"input_json", "overrides", b"overrides", "payload", b"payload", "run_at", b"run_at", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "input", b"input", "input_json", b"input_json", "job_type", b"job_type", "labels", b"labels", "overrides", b"overrides", "payload", b"payload", "request_id", b"request_id", "strict_idempotency", b"strict_idempotency", "target", b"target", "user_id", b"user_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "input", b"input", "input_json", b"input_json", "job_type", b"job_type", "labels", b"labels", "overrides", b"overrides", "payload", b"payload", "request_id", b"request_id", "run_at", b"run_at", "strict_idempotency", b"strict_idempotency", "target", b"target", "user_id", b"user_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["input", "input_json"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015

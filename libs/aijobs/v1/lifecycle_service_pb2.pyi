@@ -50,6 +50,239 @@ TOKEN_SOURCE_NONE: TokenSource.ValueType  # 3
 Global___TokenSource: _TypeAlias = TokenSource  # noqa: Y015
 
 @_typing.final
+class QueueLoad(_message.Message):
+    """QueueLoad says how busy an executor is with one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    queue: _builtins.str
+    """The queue."""
+    slots: _builtins.int
+    """Runs that it holds at a time, at most."""
+    free_slots: _builtins.int
+    """Slots without a run."""
+    @_builtins.property
+    def idle(self) -> _duration_pb2.Duration:
+        """For how long there has been a free slot without a break; zero if there is none."""
+
+    def __init__(
+        self,
+        *,
+        queue: _builtins.str = ...,
+        slots: _builtins.int = ...,
+        free_slots: _builtins.int = ...,
+        idle: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["idle", b"idle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_slots", b"free_slots", "idle", b"idle", "queue", b"queue", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueLoad: _TypeAlias = QueueLoad  # noqa: Y015
+
+@_typing.final
+class SessionHello(_message.Message):
+    """SessionHello introduces an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    JOB_TYPES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    executor_id: _builtins.str
+    """The executor process; new at every process start."""
+    version: _builtins.str
+    """Version of the executor, for people."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLoad]:
+        """The queues that it consumes."""
+
+    @_builtins.property
+    def job_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The job types that it can run. Others are never leased to it."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: _builtins.str = ...,
+        queues: _abc.Iterable[Global___QueueLoad] | None = ...,
+        job_types: _abc.Iterable[_builtins.str] | None = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "job_types", b"job_types", "queues", b"queues", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionHello: _TypeAlias = SessionHello  # noqa: Y015
+
+@_typing.final
+class SessionStatus(_message.Message):
+    """SessionStatus tells how busy the executor is now. Also a sign of life; sent every few seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLoad]:
+        """Every queue of the hello."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueLoad] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionStatus: _TypeAlias = SessionStatus  # noqa: Y015
+
+@_typing.final
+class OpenSessionRequest(_message.Message):
+    """OpenSessionRequest is one message of an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___SessionHello:
+        """First, and once."""
+
+    @_builtins.property
+    def status(self) -> Global___SessionStatus:
+        """Afterwards."""
+
+    def __init__(
+        self,
+        *,
+        hello: Global___SessionHello | None = ...,
+        status: Global___SessionStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___OpenSessionRequest: _TypeAlias = OpenSessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionWelcome(_message.Message):
+    """SessionWelcome answers the hello."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Number of the session; every hello of the executor raises it. Calls to LockJobs carry it."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionWelcome: _TypeAlias = SessionWelcome  # noqa: Y015
+
+@_typing.final
+class CancelRun(_message.Message):
+    """CancelRun tells that the cancel of a running job was requested: stop the run and confirm with a cancelled outcome."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    attempt: _builtins.int
+    """The attempt that runs it."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRun: _TypeAlias = CancelRun  # noqa: Y015
+
+@_typing.final
+class DrainCommand(_message.Message):
+    """DrainCommand tells the executor to take no more jobs and to finish those it has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainCommand: _TypeAlias = DrainCommand  # noqa: Y015
+
+@_typing.final
+class OpenSessionResponse(_message.Message):
+    """OpenSessionResponse is one message to an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def welcome(self) -> Global___SessionWelcome:
+        """First, and once."""
+
+    @_builtins.property
+    def cancel(self) -> Global___CancelRun:
+        """A cancel of one of its runs."""
+
+    @_builtins.property
+    def drain(self) -> Global___DrainCommand:
+        """An operator drains the executor."""
+
+    def __init__(
+        self,
+        *,
+        welcome: Global___SessionWelcome | None = ...,
+        cancel: Global___CancelRun | None = ...,
+        drain: Global___DrainCommand | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "cancel", "drain"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___OpenSessionResponse: _TypeAlias = OpenSessionResponse  # noqa: Y015
+
+@_typing.final
 class Lease(_message.Message):
     """Lease is the right to report about one attempt of a job."""
 
@@ -139,8 +372,11 @@ class LockJobsRequest(_message.Message):
 
     EXECUTOR_ID_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
+    SESSION_EPOCH_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     """The executor process; new at every process start."""
+    session_epoch: _builtins.int
+    """Epoch of the executor's present session. With another one every item is refused with SESSION_LOST."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LockRequest]:
         """The jobs wanted."""
@@ -150,10 +386,11 @@ class LockJobsRequest(_message.Message):
         *,
         executor_id: _builtins.str = ...,
         items: _abc.Iterable[Global___LockRequest] | None = ...,
+        session_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "items", b"items", "session_epoch", b"session_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,6 +487,8 @@ class LockResult(_message.Message):
     @_builtins.property
     def error(self) -> Global___ItemError:
         """JOB_NOT_FOUND, ILLEGAL_TRANSITION (it has ended) or LEASE_CONFLICT: acknowledge the message and forget it.
+        JOB_NOT_READY (its queue is paused, it is not due, or its type is not in the hello): acknowledge too; it was
+        dispatched again in the same transaction. SESSION_LOST: say hello, then ask again with the same token.
         NOT_ATTEMPTED or INTERNAL: ask again.
         """
 
@@ -715,6 +954,34 @@ class Cancelled(_message.Message):
 Global___Cancelled: _TypeAlias = Cancelled  # noqa: Y015
 
 @_typing.final
+class Released(_message.Message):
+    """Released gives the lease back: the job waits for an executor again, at its old place. Costs no retry and no takeover."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, for example "SHUTTING_DOWN"."""
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """How long the job should wait before it is dispatched again."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        delay: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Released: _TypeAlias = Released  # noqa: Y015
+
+@_typing.final
 class Outcome(_message.Message):
     """Outcome reports about one run."""
 
@@ -724,6 +991,7 @@ class Outcome(_message.Message):
     SUCCEEDED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease."""
@@ -740,6 +1008,10 @@ class Outcome(_message.Message):
     def cancelled(self) -> Global___Cancelled:
         """The run stopped as asked."""
 
+    @_builtins.property
+    def released(self) -> Global___Released:
+        """The run is given back."""
+
     def __init__(
         self,
         *,
@@ -747,12 +1019,13 @@ class Outcome(_message.Message):
         succeeded: Global___Succeeded | None = ...,
         failed: Global___Failed | None = ...,
         cancelled: Global___Cancelled | None = ...,
+        released: Global___Released | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "lease", b"lease", "outcome", b"outcome", "succeeded", b"succeeded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "lease", b"lease", "outcome", b"outcome", "released", b"released", "succeeded", b"succeeded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "lease", b"lease", "outcome", b"outcome", "succeeded", b"succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "lease", b"lease", "outcome", b"outcome", "released", b"released", "succeeded", b"succeeded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["succeeded", "failed", "cancelled"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["succeeded", "failed", "cancelled", "released"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 

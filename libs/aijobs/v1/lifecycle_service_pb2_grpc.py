@@ -37,6 +37,11 @@ class LifecycleServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.OpenSession = channel.stream_stream(
+                '/aijobs.v1.LifecycleService/OpenSession',
+                request_serializer=aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionResponse.FromString,
+                _registered_method=True)
         self.LockJobs = channel.unary_unary(
                 '/aijobs.v1.LifecycleService/LockJobs',
                 request_serializer=aijobs_dot_v1_dot_lifecycle__service__pb2.LockJobsRequest.SerializeToString,
@@ -64,6 +69,15 @@ class LifecycleServiceServicer:
     All calls take many items, answer each one by itself and in order, and may be repeated after a lost answer.
     At most 100 items and 3 MiB a call; items that did not fit are answered NOT_ATTEMPTED.
     """
+
+    def OpenSession(self, request_iterator, context):
+        """OpenSession registers an executor and is kept open for as long as it lives. The first message is a hello; the first
+        answer is a welcome with the session's epoch. Commands follow as they arise. When the stream breaks without a new
+        hello within a short grace, here or at another replica, the executor counts as gone and its leases end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def LockJobs(self, request, context):
         """LockJobs takes the leases of jobs. The lease token is made by the caller: the same token gets the same lease.
@@ -98,6 +112,11 @@ class LifecycleServiceServicer:
 
 def add_LifecycleServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'OpenSession': grpc.stream_stream_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionResponse.SerializeToString,
+            ),
             'LockJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.LockJobs,
                     request_deserializer=aijobs_dot_v1_dot_lifecycle__service__pb2.LockJobsRequest.FromString,
@@ -131,6 +150,33 @@ class LifecycleService:
     All calls take many items, answer each one by itself and in order, and may be repeated after a lost answer.
     At most 100 items and 3 MiB a call; items that did not fit are answered NOT_ATTEMPTED.
     """
+
+    @staticmethod
+    def OpenSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/aijobs.v1.LifecycleService/OpenSession',
+            aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionRequest.SerializeToString,
+            aijobs_dot_v1_dot_lifecycle__service__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def LockJobs(request,

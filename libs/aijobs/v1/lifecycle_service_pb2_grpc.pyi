@@ -36,6 +36,11 @@ class LifecycleServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LifecycleServiceAsyncStub: ...
+    OpenSession: _grpc.StreamStreamMultiCallable[_lifecycle_service_pb2.OpenSessionRequest, _lifecycle_service_pb2.OpenSessionResponse]
+    """OpenSession registers an executor and is kept open for as long as it lives. The first message is a hello; the first
+    answer is a welcome with the session's epoch. Commands follow as they arise. When the stream breaks without a new
+    hello within a short grace, here or at another replica, the executor counts as gone and its leases end.
+    """
     LockJobs: _grpc.UnaryUnaryMultiCallable[_lifecycle_service_pb2.LockJobsRequest, _lifecycle_service_pb2.LockJobsResponse]
     """LockJobs takes the leases of jobs. The lease token is made by the caller: the same token gets the same lease."""
     ExtendLeases: _grpc.UnaryUnaryMultiCallable[_lifecycle_service_pb2.ExtendLeasesRequest, _lifecycle_service_pb2.ExtendLeasesResponse]
@@ -57,6 +62,11 @@ class LifecycleServiceAsyncStub(LifecycleServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    OpenSession: _aio.StreamStreamMultiCallable[_lifecycle_service_pb2.OpenSessionRequest, _lifecycle_service_pb2.OpenSessionResponse]  # type: ignore[assignment]
+    """OpenSession registers an executor and is kept open for as long as it lives. The first message is a hello; the first
+    answer is a welcome with the session's epoch. Commands follow as they arise. When the stream breaks without a new
+    hello within a short grace, here or at another replica, the executor counts as gone and its leases end.
+    """
     LockJobs: _aio.UnaryUnaryMultiCallable[_lifecycle_service_pb2.LockJobsRequest, _lifecycle_service_pb2.LockJobsResponse]  # type: ignore[assignment]
     """LockJobs takes the leases of jobs. The lease token is made by the caller: the same token gets the same lease."""
     ExtendLeases: _aio.UnaryUnaryMultiCallable[_lifecycle_service_pb2.ExtendLeasesRequest, _lifecycle_service_pb2.ExtendLeasesResponse]  # type: ignore[assignment]
@@ -75,6 +85,17 @@ class LifecycleServiceServicer(metaclass=_abc_1.ABCMeta):
     All calls take many items, answer each one by itself and in order, and may be repeated after a lost answer.
     At most 100 items and 3 MiB a call; items that did not fit are answered NOT_ATTEMPTED.
     """
+
+    @_abc_1.abstractmethod
+    def OpenSession(
+        self,
+        request_iterator: _MaybeAsyncIterator[_lifecycle_service_pb2.OpenSessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_lifecycle_service_pb2.OpenSessionResponse], _abc.AsyncIterator[_lifecycle_service_pb2.OpenSessionResponse]]:
+        """OpenSession registers an executor and is kept open for as long as it lives. The first message is a hello; the first
+        answer is a welcome with the session's epoch. Commands follow as they arise. When the stream breaks without a new
+        hello within a short grace, here or at another replica, the executor counts as gone and its leases end.
+        """
 
     @_abc_1.abstractmethod
     def LockJobs(
