@@ -8,13 +8,14 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from aijobs import canonical
-from aijobs.definition import JobDefinition
+from aijobs.definition import CredentialMode, JobDefinition
 from aijobs.errors import (
     AijobsError,
     FieldViolation,
@@ -31,6 +32,7 @@ LABEL_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
 MOST_LABELS = 16
 LONGEST_LABEL = 256
 LARGEST_INPUT = 1024 * 1024
+LATEST_START = timedelta(days=366)
 #: Inputs above this are checked in a thread: a second of validation must not hold up everybody's heartbeats.
 LARGE_INPUT = 16 * 1024
 log = structlog.get_logger()
@@ -52,6 +54,12 @@ class NewJob:
     strict_idempotency: bool
     labels: Mapping[str, str]
     priority: int | None
+    credential_mode: str = ""
+    credential_id: str = ""
+    prompt_version: str = ""
+    output_schema_version: str = ""
+    #: When the job may start; None: at once.
+    run_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,7 @@ async def admit(registry: Registry, request: NewJob) -> Admitted | AijobsError:
 
 def _admit(registry: Registry, request: NewJob) -> Admitted:
     definition = registry[request.job_type]
-    violations = _field_violations(request)
+    violations = [*_field_violations(request), *_override_violations(definition, request)]
     if violations:
         raise InvalidInput.fields(violations)
     if request.idempotency_key is not None and not is_identifier(request.idempotency_key):
@@ -113,6 +121,29 @@ def _field_violations(request: NewJob) -> list[FieldViolation]:
             problems.append(FieldViolation(f"labels.{key}", f"at most {LONGEST_LABEL} characters, none of them NUL"))
     if request.priority is not None and not 0 <= request.priority <= 100:  # noqa: PLR2004 - the bounds of RG-1
         problems.append(FieldViolation("overrides.priority", "must be from 0 to 100"))
+    if request.run_at is not None and request.run_at > datetime.now(UTC) + LATEST_START:
+        problems.append(FieldViolation("run_at", f"at most {LATEST_START.days} days ahead"))
+    return problems
+
+
+def _override_violations(definition: JobDefinition, request: NewJob) -> list[FieldViolation]:
+    """Check the overrides against the definition (CR-4)."""
+    problems: list[FieldViolation] = []
+    mode = request.credential_mode or definition.credentials.default
+    if mode not in definition.credentials.allowed:
+        allowed = ", ".join(definition.credentials.allowed)
+        problems.append(FieldViolation("overrides.credential_mode", f"this job type allows: {allowed}"))
+    elif mode != CredentialMode.PLATFORM_KEY:
+        # Never run it with another key than was asked for.
+        problems.append(FieldViolation("overrides.credential_mode", "keys of users cannot be stored yet"))
+    elif request.credential_id:
+        problems.append(FieldViolation("overrides.credential_id", f"the mode {mode} takes none"))
+    if request.prompt_version:
+        problems.append(FieldViolation("overrides.prompt_version", "this job type has no versioned prompts"))
+    if request.output_schema_version not in ("", definition.output.version):
+        problems.append(
+            FieldViolation("overrides.output_schema_version", f"this job type has only {definition.output.version}")
+        )
     return problems
 
 
@@ -165,4 +196,13 @@ def _fingerprint(request: NewJob) -> str:
         "labels": dict(request.labels),
         "priority": request.priority,
     }
+    # Left out where they are not given, so that requests of before they existed keep their fingerprint.
+    later: dict[str, Any] = {
+        "credentialMode": request.credential_mode,
+        "credentialId": request.credential_id,
+        "promptVersion": request.prompt_version,
+        "outputSchemaVersion": request.output_schema_version,
+        "runAt": None if request.run_at is None else request.run_at.isoformat(),
+    }
+    asked |= {name: value for name, value in later.items() if value}
     return canonical.digest(canonical.dump(asked))

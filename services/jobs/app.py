@@ -19,14 +19,20 @@ from aijobs.v1 import (
 from services.jobs.cancellation import JobCancellation
 from services.jobs.creation import JobCreation
 from services.jobs.execution import JobExecution
+from services.jobs.lapsing import JobLapsing
 from services.jobs.leasing import JobLeasing
 from services.jobs.migrate import require_current
+from services.jobs.operating import Operating
 from services.jobs.outbox import Outbox
 from services.jobs.queries import JobQueries
+from services.jobs.quotas import Limits, Quotas
+from services.jobs.reconciliation import Reconciliation
+from services.jobs.retrying import JobRetrying
 from services.jobs.rpc.job_admin_servicer import JobAdminServicer
 from services.jobs.rpc.job_servicer import JobServicer
 from services.jobs.rpc.lifecycle_servicer import LifecycleServicer
 from services.jobs.rpc.outbox_servicer import OutboxServicer
+from services.jobs.sessions import ExecutorSessions
 from services.jobs.settings import JobsSettings
 from services.jobs.store.database import Database
 from services.jobs.usage import UsageLedger
@@ -47,6 +53,9 @@ class JobsApp:
     server: RpcServer
     outbox: Outbox
     watching: JobWatching
+    sessions: ExecutorSessions
+    lapsing: JobLapsing
+    reconciliation: Reconciliation
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
         """Serve until `stop` is set, then end calls in flight and close the database.
@@ -65,11 +74,13 @@ class JobsApp:
             port = await self.server.start()
             await self._database_is_ready(stop)
             if not stop.is_set():
-                async with background(stop, self.outbox, self.watching):
+                loops = (self.outbox, self.watching, self.sessions, self.lapsing, self.reconciliation)
+                async with background(stop, *loops):
                     await self.server.set_ready(True)
                     if on_ready is not None:
                         on_ready(port)
                     await stop.wait()
+                    self.sessions.stop()
                     await self.server.stop(self.settings.drain_time)
         finally:
             await self.server.stop(self.settings.drain_time)
@@ -108,25 +119,51 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         claim_time=settings.claim_time,
         release_interval=settings.claim_release_interval,
     )
+    lapsing = JobLapsing(
+        database,
+        wakeups,
+        most_takeovers=settings.most_takeovers,
+        grace=settings.lease_grace,
+        interval=settings.reap_interval,
+    )
+    sessions = ExecutorSessions(database, wakeups, lapsing, grace=settings.session_grace)
+    every_type = Limits(
+        live=settings.user_live_jobs, daily=settings.user_daily_jobs, monthly=settings.user_monthly_jobs
+    )
+    creation = JobCreation(database, registry, wakeups, Quotas(every_type, settings.job_type_limits))
     server = RpcServer(settings.listen, settings.verifier())
     server.add(
         "aijobs.v1.JobService",
         job_service_pb2_grpc.add_JobServiceServicer_to_server,
-        JobServicer(JobCreation(database, registry, wakeups), queries, JobCancellation(database, wakeups), watching),
+        JobServicer(creation, queries, JobCancellation(database, wakeups), watching),
     )
     server.add(
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
-        JobAdminServicer(registry),
+        JobAdminServicer(registry, JobRetrying(database, wakeups), Operating(database, wakeups)),
     )
     server.add(
         "aijobs.v1.LifecycleService",
         lifecycle_service_pb2_grpc.add_LifecycleServiceServicer_to_server,
         LifecycleServicer(
-            JobLeasing(database, wakeups, settings.lease_time), JobExecution(database, wakeups), UsageLedger(database)
+            sessions,
+            JobLeasing(database, wakeups, settings.lease_time),
+            JobExecution(database, wakeups),
+            UsageLedger(database),
         ),
     )
     server.add(
         "aijobs.v1.OutboxService", outbox_service_pb2_grpc.add_OutboxServiceServicer_to_server, OutboxServicer(outbox)
     )
-    return JobsApp(settings=settings, database=database, server=server, outbox=outbox, watching=watching)
+    return JobsApp(
+        settings=settings,
+        database=database,
+        server=server,
+        outbox=outbox,
+        watching=watching,
+        sessions=sessions,
+        lapsing=lapsing,
+        reconciliation=Reconciliation(
+            database, wakeups, patience=settings.sweep_patience, interval=settings.sweep_interval
+        ),
+    )

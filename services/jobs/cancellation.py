@@ -1,8 +1,9 @@
 """Cancelling with a truthful answer (LC-9, ruling 9).
 
-queued    → cancelled at once
-running   → a flag; from that commit on a result and a failure are refused, so the run can only end cancelled
-otherwise → refused, saying why
+queued, or running with a lapsed lease → cancelled at once
+running                                → a flag; from that commit on a result and a failure are refused, so the run can
+                                         only end cancelled; the executor's session tells it to stop
+otherwise                              → refused, saying why
 """
 
 import json
@@ -108,10 +109,11 @@ class JobCancellation:
             raise JobNotCancellable(f"job {job.job_id} has {job.lifecycle_status} already")
         if not job.cancellable:
             raise JobNotCancellable(f"jobs of type {job.job_type} cannot be cancelled")
-        if job.lifecycle_status == JobState.RUNNING:
+        if not job.waits:
             if job.cancel_requested_at is None:
                 await changes.apply(tx, [lifecycle.note_cancel_requested(job, actor=actor, reason=reason)])
                 tx.after_commit(lambda: self._wakeups.jobs_changed([job.job_id]))
+                tx.after_commit(self._wakeups.commands.give)
             return CancelOutcome.REQUESTED
         await changes.apply(tx, [lifecycle.cancel_waiting(job, actor=actor, reason=reason)])
         after = (await job_store.get(tx, [job.job_id]))[job.job_id]

@@ -1,7 +1,8 @@
 """Creating jobs: job, snapshot, history and enqueue event in one transaction, or nothing (CR-1, CR-2).
 
 Creates of one user are put in line by the user's row, which every create locks first. So a request id or an
-idempotency key that is looked up under that lock cannot be inserted by somebody else in the meantime.
+idempotency key that is looked up under that lock cannot be inserted by somebody else in the meantime, and what is
+counted for a limit or a quota is exact. A repeat is answered before anything is counted, so no quota refuses it.
 """
 
 import json
@@ -13,12 +14,13 @@ from typing import Any
 from uuid_utils import uuid7
 
 from aijobs import canonical
-from aijobs.errors import AijobsError, IdempotencyKeyReused, RequestIdReused
+from aijobs.errors import AijobsError, IdempotencyKeyReused, PlatformUnavailable, RequestIdReused
 from aijobs.registry import Registry
 from services.jobs import events
 from services.jobs.admission import Admitted, NewJob, admit
 from services.jobs.batches import write_each
-from services.jobs.store import changes, contents, outbox, requests, users
+from services.jobs.quotas import Quotas
+from services.jobs.store import changes, contents, outbox, platform, requests, users
 from services.jobs.store import jobs as job_store
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
@@ -66,6 +68,7 @@ class _Plan:
     """Which job a request leads to."""
 
     job_id: str
+    new: bool = False
     deduplicated: bool = False
     differs: bool = False
 
@@ -73,10 +76,11 @@ class _Plan:
 class JobCreation:
     """Creates jobs."""
 
-    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups) -> None:
+    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups, quotas: Quotas) -> None:
         self._database = database
         self._registry = registry
         self._wakeups = wakeups
+        self._quotas = quotas
 
     async def check(self, request: NewJob) -> None:
         """Check a request without writing anything.
@@ -91,6 +95,9 @@ class JobCreation:
 
     async def create(self, caller: str, batch: Sequence[NewJob]) -> list[Created | AijobsError]:
         """Create jobs; each request gets its own job or its own error.
+
+        Errors per item: what `admit` finds, RequestIdReused, IdempotencyKeyReused, TooManyJobs, QuotaExceeded,
+        PlatformUnavailable.
 
         Args:
             caller: who asks; request ids are its own.
@@ -111,24 +118,33 @@ class JobCreation:
         known = await job_store.find_by_key(tx, (item.idempotency for item in batch if item.idempotency))
         # What this batch adds counts for its later items as if it had been there before.
         by_key = {key: (row.job_id, row.request_fingerprint) for key, row in known.items()}
+        book = await self._quotas.open(tx, {item.request.user_id for item in batch})
+        switch = await platform.read(tx)
         plans: list[_Plan | AijobsError] = []
         new: list[tuple[str, _Create]] = []
         fresh: list[requests.Answered] = []
         for item in batch:
             memory = answered.get(item.request_key)
             plan = _plan(item, memory, by_key.get(item.idempotency) if item.idempotency else None)
+            if isinstance(plan, _Plan) and plan.new:
+                if not switch.available:
+                    plan = _refused(switch)
+                elif (problem := book.admit(item.request.user_id, item.request.job_type)) is not None:
+                    plan = problem
             plans.append(plan)
             if isinstance(plan, AijobsError) or memory is not None:
                 continue
-            if not plan.deduplicated:
+            if plan.new:
                 new.append((plan.job_id, item))
                 if item.idempotency:
                     by_key[item.idempotency] = (plan.job_id, item.fingerprint)
             answered[item.request_key] = _remembered(item, plan)
             fresh.append(answered[item.request_key])
         await self._insert(tx, new)
+        await book.write(tx)
         await requests.remember(tx, fresh)
         rows = await job_store.get(tx, (plan.job_id for plan in plans if isinstance(plan, _Plan)))
+        await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id, _ in new])
         return [
             Created(job=rows[plan.job_id], deduplicated=plan.deduplicated, request_differs=plan.differs)
             if isinstance(plan, _Plan)
@@ -152,19 +168,6 @@ class JobCreation:
                 for job_id, item in new
             ],
         )
-        await outbox.append(
-            tx,
-            [
-                events.enqueue(
-                    row["job_id"],
-                    job_type=row["job_type"],
-                    queue=row["queue"],
-                    priority=row["priority"],
-                    dispatch_no=1,
-                )
-                for row in rows
-            ],
-        )
         tx.after_commit(self._wakeups.events.give)
 
 
@@ -186,7 +189,14 @@ def _row(job_id: str, item: _Create) -> dict[str, Any]:
         "max_retries": definition.max_retries,
         "backoff_ms": definition.backoff // timedelta(milliseconds=1),
         "abort_strategy": definition.execution.abort_strategy,
+        "run_at": request.run_at,
+        "due_at": request.run_at,
+        "root_job_id": job_id,
     }
+
+
+def _refused(switch: platform.Availability) -> PlatformUnavailable:
+    return PlatformUnavailable("no jobs are created at the moment" + (f": {switch.reason}" if switch.reason else ""))
 
 
 def _plan(item: _Create, memory: requests.Answered | None, earlier: tuple[str, str] | None) -> _Plan | AijobsError:
@@ -204,7 +214,7 @@ def _plan(item: _Create, memory: requests.Answered | None, earlier: tuple[str, s
         answer = json.loads(memory.answer_json)
         return _Plan(job_id=memory.job_id, deduplicated=answer["deduplicated"], differs=answer["requestDiffers"])
     if earlier is None:
-        return _Plan(job_id=str(uuid7()))
+        return _Plan(job_id=str(uuid7()), new=True)
     job_id, fingerprint = earlier
     differs = fingerprint != item.fingerprint
     if differs and item.request.strict_idempotency:

@@ -5,6 +5,7 @@ Payloads hold ids and codes, never a user id and nothing that a user or a model 
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 from uuid_utils import uuid7
@@ -32,10 +33,29 @@ END_EVENTS = {
 }
 
 
-def enqueue(job_id: str, *, job_type: str, queue: str, priority: int, dispatch_no: int) -> NewEvent:
-    """Build the event that makes an executor run the job. Its payload is exactly these four fields (OB-1)."""
-    payload = {"jobId": job_id, "jobType": job_type, "queueName": queue, "priority": priority}
-    return _event(EventType.ENQUEUE, job_id, dispatch_no, payload, str(uuid7()))
+def enqueue(job: JobRow) -> NewEvent:
+    """Build the event that makes an executor run the job. Its payload is exactly these four fields (OB-1).
+
+    The row is the one after the change: its dispatch number names the event, and the event waits until the job is due.
+    """
+    payload = {"jobId": job.job_id, "jobType": job.job_type, "queueName": job.queue, "priority": job.priority}
+    event = _event(EventType.ENQUEUE, job.job_id, job.dispatch_no, payload, str(uuid7()))
+    return replace(event, queue=job.queue, available_at=job.due_at)
+
+
+def dispatch_key(job_id: str, dispatch_no: int) -> str:
+    """Return the dedupe key of a job's enqueue event (ruling 20)."""
+    return f"{EventType.ENQUEUE}:{job_id}:{dispatch_no}"
+
+
+def of_change(job: JobRow) -> NewEvent | None:
+    """Build the event that a change calls for: the end of a job is told, and a job that waits is dispatched.
+
+    The row is the one after the change, which was none of those that leave a job leased.
+    """
+    if job.lifecycle_status.terminal:
+        return of_end(job)
+    return enqueue(job) if job.waits else None
 
 
 def of_end(job: JobRow) -> NewEvent:

@@ -16,6 +16,7 @@ from aijobs.failures import Again, treatment
 from aijobs.states import JobState
 from services.jobs import events, lifecycle
 from services.jobs.batches import write_each
+from services.jobs.leasing import sign_of_life
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded, problem_of
 from services.jobs.store import changes, contents, history, outbox
@@ -47,11 +48,19 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """A run is given back; `delay` makes the job wait before it is dispatched again."""
+
+    reason: str
+    delay: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A report about one run."""
 
     lease: Lease
-    report: Succeeded | Failed | Cancelled
+    report: Succeeded | Failed | Cancelled | Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,7 @@ class JobExecution:
         self._database = database
         self._wakeups = wakeups
 
-    async def submit(self, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
+    async def submit(self, executor_id: str, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
         """Store what became of runs.
 
         Errors per item: LeaseLost, CancelRequested, IllegalTransition, InvalidInput.
@@ -80,7 +89,12 @@ class JobExecution:
         """
         checked = [await _checked(item) for item in batch]
         good = [item for item in checked if isinstance(item, Outcome)]
-        stored = iter(await write_each(self._database, good, self._submit))
+
+        async def work(tx: Transaction, items: Sequence[Outcome]) -> list[Accepted | AijobsError]:
+            await sign_of_life(tx, executor_id)
+            return await self._submit(tx, items)
+
+        stored = iter(await write_each(self._database, good, work))
         return [next(stored) if isinstance(item, Outcome) else item for item in checked]
 
     async def _submit(self, tx: Transaction, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
@@ -112,7 +126,7 @@ class JobExecution:
         await self._apply(tx, list(planned.values()))
         await contents.insert_artifacts(tx, artifacts)
         rows = await job_store.get(tx, planned)
-        await outbox.append(tx, [events.of_end(rows[job_id]) for job_id in planned if rows[job_id].finished_at])
+        await outbox.append(tx, [event for job_id in planned if (event := events.of_change(rows[job_id]))])
         return [
             result
             if result is not None
@@ -151,6 +165,8 @@ class JobExecution:
                 )
             case Cancelled():
                 return lifecycle.cancel_running(job, item.lease)
+            case Released() as report:
+                return lifecycle.hand_back(job, item.lease, reason=report.reason, delay=report.delay)
 
     async def _may_run_again(self, tx: Transaction, job: JobRow, code: str) -> bool:
         """Decide by the taxonomy whether a failed execution is followed by another one (EX-2)."""
@@ -181,14 +197,14 @@ class JobExecution:
         if planned:
             job_ids = [change.job_id for change in planned]
             tx.after_commit(lambda: self._wakeups.jobs_changed(job_ids))
-            if any(change.to_state.terminal for change in planned):
-                tx.after_commit(self._wakeups.events.give)
+            tx.after_commit(self._wakeups.events.give)
 
 
 REPORT_KINDS: Mapping[type, frozenset[Kind]] = {
     Succeeded: frozenset({Kind.SUCCEEDED}),
     Failed: frozenset({Kind.EXECUTION_FAILED, Kind.FAILED}),
     Cancelled: frozenset({Kind.CANCELLED}),
+    Released: frozenset({Kind.HANDED_BACK, Kind.CANCELLED}),
 }
 
 

@@ -1,24 +1,38 @@
-"""Handing out leases and renewing them (LC-4…LC-6).
+"""Handing out leases, taking over lapsed ones, and renewing them (LC-4…LC-6).
 
 The lock is a compare-and-set on the job's row: of N executors that want a job exactly one gets it. The lease is the
 attempt and a token that the executor made itself, so that the repeat of a lock whose answer was lost is recognised.
 The rows of a batch are locked first, in the order of their ids; what is decided about them is decided on locked rows.
+
+A job that cannot start now (its queue is paused, it is not due, or the executor does not know its type) is refused and
+dispatched again in the same transaction, since the message that led here is used up (ruling 20). Its event waits with
+it: until the queue is resumed, the job is due, or five seconds are over.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from aijobs.errors import AijobsError, InternalError, JobNotFound, LeaseConflict, LeaseLost, NotAttempted
+from aijobs.errors import (
+    AijobsError,
+    InternalError,
+    JobNotFound,
+    JobNotReady,
+    LeaseConflict,
+    LeaseLost,
+    NotAttempted,
+    SessionLost,
+)
 from aijobs.states import JobState
-from services.jobs import lifecycle
+from services.jobs import events, lifecycle
 from services.jobs.batches import write_each
 from services.jobs.lifecycle import Lease
-from services.jobs.store import changes, contents, history
+from services.jobs.store import changes, contents, executors, history, outbox, queues
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change
 from services.jobs.store.contents import Snapshot
 from services.jobs.store.database import Database, Transaction
+from services.jobs.store.executors import ExecutorRow
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow, Renewal
 from services.jobs.wakeups import Wakeups
@@ -28,6 +42,16 @@ LARGEST_ANSWER = 3 * 1024 * 1024
 #: Ids, names and times of one job in an answer, all of them at their longest.
 OTHER_FIELDS = 2048
 MOST_EARLIER_ERRORS = 5
+#: How long a job waits that this executor does not know: a newer one may.
+UNKNOWN_TYPE_DELAY = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """An executor that locks jobs, in its present session (LC-8)."""
+
+    executor_id: str
+    session_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +96,11 @@ class JobLeasing:
         self._wakeups = wakeups
         self._lease_time = lease_time
 
-    async def lock(self, executor_id: str, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
+    async def lock(self, holder: Holder, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
         """Take leases. Of N executors that want a job exactly one gets it.
 
-        Errors per item: JobNotFound, IllegalTransition (it has ended), LeaseConflict, NotAttempted (too much for one
-        answer: ask again).
+        Errors per item: SessionLost (of all items), JobNotFound, IllegalTransition (it has ended), LeaseConflict,
+        JobNotReady (it was dispatched again), NotAttempted (too much for one answer: ask again).
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -84,12 +108,12 @@ class JobLeasing:
         """
 
         async def work(tx: Transaction, items: Sequence[LockRequest]) -> list[Locked | AijobsError]:
-            return await self._lock(tx, executor_id, items)
+            return await self._lock(tx, holder, items)
 
         return await write_each(self._database, batch, work)
 
-    async def extend(self, batch: Sequence[Extend]) -> list[Extended | AijobsError]:
-        """Renew leases and store progress.
+    async def extend(self, executor_id: str, batch: Sequence[Extend]) -> list[Extended | AijobsError]:
+        """Renew leases and store progress. An executor that has lost its session may still renew what it holds.
 
         Errors per item: LeaseLost.
 
@@ -97,21 +121,33 @@ class JobLeasing:
             Unavailable: the database cannot be reached.
 
         """
-        return await write_each(self._database, batch, self._extend)
 
-    async def _lock(
-        self, tx: Transaction, executor_id: str, batch: Sequence[LockRequest]
-    ) -> list[Locked | AijobsError]:
+        async def work(tx: Transaction, items: Sequence[Extend]) -> list[Extended | AijobsError]:
+            await sign_of_life(tx, executor_id)
+            return await self._extend(tx, items)
+
+        return await write_each(self._database, batch, work)
+
+    async def _lock(self, tx: Transaction, holder: Holder, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
+        executor = await sign_of_life(tx, holder.executor_id)
+        if executor is None or executor.session_epoch != holder.session_epoch:
+            lost = SessionLost(f"executor {holder.executor_id}: session {holder.session_epoch} is not the present one")
+            return [lost] * len(batch)
+        paused = await queues.paused(tx)
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
         snapshots = await contents.snapshots(tx, rows)
         errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
         room = LARGEST_ANSWER
         refusals: dict[int, AijobsError] = {}
         granted: dict[str, Change] = {}
+        again: dict[str, Change] = {}
         for index, item in enumerate(batch):
             try:
                 job, snapshot = rows.get(item.job_id), snapshots.get(item.job_id)
-                change = self._grant(executor_id, item, job, granted.get(item.job_id))
+                if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
+                    again[item.job_id] = waiting
+                    raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
+                change = self._grant(holder.executor_id, item, job, granted.get(item.job_id))
                 if job is None or snapshot is None:
                     raise InternalError(f"job {item.job_id} has no snapshot")
                 size = _answer_size(job, snapshot, errors.get(item.job_id, ()))
@@ -122,9 +158,13 @@ class JobLeasing:
                     granted[item.job_id] = change
             except AijobsError as error:
                 refusals[index] = error
-        await changes.apply(tx, list(granted.values()))
-        tx.after_commit(lambda: self._wakeups.jobs_changed(granted))
-        rows = await job_store.get(tx, [item.job_id for index, item in enumerate(batch) if index not in refusals])
+        await changes.apply(tx, [*granted.values(), *again.values()])
+        tx.after_commit(lambda: self._wakeups.jobs_changed([*granted, *again]))
+        answered = [item.job_id for index, item in enumerate(batch) if index not in refusals]
+        rows = await job_store.get(tx, [*answered, *again])
+        if again:
+            await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id in again])
+            tx.after_commit(self._wakeups.events.give)
         return [
             refusals[index]
             if index in refusals
@@ -179,6 +219,37 @@ class JobLeasing:
             else LeaseLost(f"job {item.lease.job_id}: attempt {item.lease.attempt} no longer holds the lease")
             for item in batch
         ]
+
+
+async def sign_of_life(tx: Transaction, executor_id: str) -> ExecutorRow | None:
+    """Hold the row of an executor shared, and store that it was heard of (LC-8); None: there is no such executor.
+
+    A sign that is due is written first, alone: two transactions that share the row could not both go on to write it.
+    """
+    executor = await executors.get(tx, executor_id)
+    if executor is None:
+        return None
+    if executor.owes_a_sign:
+        await executors.sign(tx, executor_id)
+        return await executors.get(tx, executor_id)
+    held = await executors.get(tx, executor_id, share=True)
+    if held is not None and held.under_suspicion:
+        # It came under suspicion between the two reads: begin again, and sign first.
+        raise changes.StaleChange(f"executor {executor_id} was suspected meanwhile")
+    return held
+
+
+def _not_ready(job: JobRow, paused: frozenset[str], executor: ExecutorRow) -> Change | None:
+    """Return the change that dispatches a job again which cannot start now; None: it can, or does not wait at all."""
+    if not job.waits:
+        return None
+    if job.queue in paused:
+        return lifecycle.dispatch_again(job, reason="queue paused")
+    if not job.due:
+        return lifecycle.dispatch_again(job, reason="not due")
+    if job.job_type not in executor.job_types:
+        return lifecycle.dispatch_again(job, reason="job type unknown to the executor", delay=UNKNOWN_TYPE_DELAY)
+    return None
 
 
 def _answer_size(job: JobRow, snapshot: Snapshot, errors: Sequence[HistoryRow]) -> int:

@@ -10,8 +10,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from aijobs.errors import Unavailable
 from aijobs.service import CannotRun
@@ -37,18 +39,27 @@ def upgrade(database_url: str) -> list[str]:
     return asyncio.run(upgrade_with(database_url))
 
 
-async def upgrade_with(database_url: str) -> list[str]:
-    """Do the same inside a running event loop."""
+async def upgrade_with(database_url: str, *, to: str = "head") -> list[str]:
+    """Do the same inside a running event loop, up to a revision."""
     database = Database(database_url, pool_size=1)
+    if database.sqlite:
+        event.listen(database.engine.sync_engine, "connect", _without_foreign_keys)
     try:
         async with database.engine.connect() as connection:
-            applied = await connection.run_sync(_upgrade)
+            applied = await connection.run_sync(_upgrade, to)
             await connection.commit()
             return applied
     except (OSError, DBAPIError) as error:
         raise Unavailable(f"the database cannot be reached or refuses the migration: {describe(error)}") from error
     finally:
         await database.close()
+
+
+def _without_foreign_keys(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    """Let SQLite replace a table that others refer to: that is how it changes a constraint."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = OFF")
+    cursor.close()
 
 
 async def require_current(database: Database) -> None:
@@ -77,7 +88,7 @@ def _config() -> Config:
     return config
 
 
-def _upgrade(connection: Connection) -> list[str]:
+def _upgrade(connection: Connection, to: str) -> list[str]:
     mysql = connection.dialect.name != "sqlite"
     if mysql:
         got = connection.execute(text("SELECT GET_LOCK(:name, :wait)"), {"name": LOCK_NAME, "wait": LOCK_WAIT_SECONDS})
@@ -86,8 +97,8 @@ def _upgrade(connection: Connection) -> list[str]:
     config = _config()
     before = MigrationContext.configure(connection).get_current_revision()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, to)
     if mysql:
         connection.execute(text("SELECT RELEASE_LOCK(:name)"), {"name": LOCK_NAME})
-    applied = ScriptDirectory.from_config(config).iterate_revisions("head", before)
+    applied = ScriptDirectory.from_config(config).iterate_revisions(to, before)
     return [script.revision for script in reversed(list(applied)) if script.revision != before]

@@ -12,9 +12,9 @@ from datetime import timedelta
 
 import structlog
 
+from aijobs.definition import Queue
 from aijobs.errors import AijobsError, ClaimLost, Unavailable
-from services.jobs.events import EventType
-from services.jobs.store import outbox
+from services.jobs.store import outbox, queues
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import ClaimState, EventRow, EventStatus, Settlement
 from services.jobs.wakeups import Wakeups
@@ -26,6 +26,8 @@ MOST_ATTEMPTS = 3
 FIRST_BACKOFF = timedelta(seconds=1)
 #: An event that was given back waits as long, so that one that nobody can send is no hot loop.
 RELEASE_DELAY = timedelta(seconds=1)
+#: What is claimed from: the queues, and the events that belong to none.
+QUEUES = ("", *Queue)
 #: Events in one transaction that releases expired claims.
 RELEASE_CHUNK = 100
 log = structlog.get_logger()
@@ -83,11 +85,19 @@ class Outbox:
         async def work(tx: Transaction) -> list[EventRow]:
             # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's
             # lease is true.
-            return await outbox.renew(tx, claim_token, self.claim_time) or await outbox.claim(
+            held = await outbox.renew(tx, claim_token, self.claim_time)
+            if held:
+                return held
+            paused = await queues.paused(tx)
+            # In a new order each time, so that a backlog in one queue holds up none of the others.
+            open_queues = [queue for queue in QUEUES if queue not in paused]
+            random.shuffle(open_queues)
+            return await outbox.claim(
                 tx,
                 claim_token=claim_token,
                 dispatcher_id=dispatcher_id,
                 event_types=event_types,
+                queues=open_queues,
                 limit=limit,
                 span=self.claim_time,
             )
@@ -111,15 +121,6 @@ class Outbox:
 
         """
         return await self._database.write(lambda tx: self._settle(tx, claim_token, batch))
-
-    async def republish_waiting(self) -> int:
-        """Send the events of all queued jobs again, after a broker lost everything; returns how many.
-
-        Raises:
-            Unavailable: the database cannot be reached.
-
-        """
-        return await self._database.write(lambda tx: outbox.republish_waiting(tx, EventType.ENQUEUE))
 
     async def run(self) -> None:
         """Release expired claims until cancelled. Never ends by a fault of the database."""

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, field_validator
 
 from aijobs.settings import Seconds, ServiceSettings
+from services.jobs.quotas import Limits
 from services.jobs.store.database import check_url
 
 Positive = Annotated[Seconds, Field(ge=timedelta(milliseconds=10), le=timedelta(hours=1))]
@@ -20,6 +21,26 @@ class JobsSettings(ServiceSettings):
     database_pool_size: Annotated[int, Field(ge=1, le=200)] = 10
     #: How long a lease lasts without a heartbeat (LC-4).
     lease_time: Positive = Field(default=timedelta(seconds=60), validation_alias="AIJOBS_LEASE_SECONDS")
+    #: How long after its end a lease may still be renewed, before the reaper ends it (LC-7).
+    lease_grace: Positive = Field(default=timedelta(seconds=30), validation_alias="AIJOBS_LEASE_GRACE_SECONDS")
+    #: How often ended leases are looked for (LC-7).
+    reap_interval: Positive = Field(default=timedelta(seconds=30), validation_alias="AIJOBS_REAP_SECONDS")
+    #: How often a job whose executor died is run again by another one, before it fails (ruling 5).
+    most_takeovers: Annotated[int, Field(ge=0, le=100)] = 3
+    #: How long an executor whose session broke may take to come back (LC-8).
+    session_grace: Positive = Field(default=timedelta(seconds=1), validation_alias="AIJOBS_SESSION_GRACE_SECONDS")
+    #: How often lost messages are looked for (LC-13).
+    sweep_interval: Positive = Field(default=timedelta(seconds=30), validation_alias="AIJOBS_SWEEP_SECONDS")
+    #: How long an executor must have been idle while a job waits, for the job's message to count as lost (LC-13).
+    sweep_patience: Positive = Field(default=timedelta(seconds=10), validation_alias="AIJOBS_SWEEP_PATIENCE_SECONDS")
+    #: Jobs of one user that have not ended, at most (CR-5).
+    user_live_jobs: Annotated[int, Field(ge=0)] = 100
+    #: Jobs that one user may create per UTC day; unset: any number (CR-5).
+    user_daily_jobs: Annotated[int, Field(ge=0)] | None = None
+    #: Jobs that one user may create per UTC month; unset: any number (CR-5).
+    user_monthly_jobs: Annotated[int, Field(ge=0)] | None = None
+    #: The same limits for single job types, as JSON: `{"synthetic": {"live": 5, "daily": 100, "monthly": 1000}}`.
+    job_type_limits: dict[str, Limits] = Field(default_factory=dict)
     #: How long a dispatcher may hold a claimed event (OB-3).
     claim_time: Positive = Field(default=timedelta(seconds=60), validation_alias="AIJOBS_CLAIM_SECONDS")
     #: How often expired claims are looked for (OB-3).

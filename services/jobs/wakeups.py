@@ -1,4 +1,4 @@
-"""What wakes whoever waits for a commit: dispatchers for events, watchers for jobs.
+"""What wakes whoever waits for a commit: dispatchers for events, watchers for jobs, executors' sessions for commands.
 
 In this process a commit wakes them at once. Commits of other replicas are found by polling, which each waiter does by
 itself as a fallback.
@@ -43,6 +43,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self.events = Signal()
+        self.commands = Signal()
         self._watched: dict[str, list[Signal]] = {}
 
     def watch(self, job_id: str) -> Signal:

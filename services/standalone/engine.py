@@ -82,8 +82,10 @@ async def embedded(
     async with AsyncExitStack() as stack:
         # Entered first, left last: executor and dispatcher report to the jobs service until they have ended.
         address = f"127.0.0.1:{await start(stack, stop, Service('jobs', jobs.run))}"
-        # The broker is new: nothing that was published by an earlier process is on its way.
-        await jobs.outbox.republish_waiting()
+        # The broker and the executor are new: nothing that was published by an earlier process is on its way, and
+        # whatever it ran is run by nobody.
+        await jobs.lapsing.lapse_every_lease()
+        await jobs.reconciliation.dispatch_all_again()
         common: dict[str, Any] = {
             "listen": ANY_PORT,
             "address": address,

@@ -1,7 +1,7 @@
 """The jobs service's use cases on a real database of each kind."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,13 +19,20 @@ from services.jobs.admission import NewJob
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
 from services.jobs.creation import Created, JobCreation
 from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
-from services.jobs.leasing import JobLeasing, Locked, LockRequest
+from services.jobs.lapsing import JobLapsing
+from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
 from services.jobs.migrate import upgrade_with
+from services.jobs.operating import Operating
 from services.jobs.outbox import Outbox
 from services.jobs.queries import JobQueries, Viewer
+from services.jobs.quotas import Limits, Quotas
+from services.jobs.reconciliation import Reconciliation
 from services.jobs.results import Succeeded
+from services.jobs.retrying import JobRetrying
+from services.jobs.sessions import ExecutorSessions, Session
 from services.jobs.store.database import Database, Transaction
+from services.jobs.store.executors import Hello, QueueLoad
 from services.jobs.usage import UsageLedger
 from services.jobs.wakeups import Signal, Wakeups
 from services.jobs.watching import JobWatching
@@ -75,7 +82,14 @@ class Jobs:
     database: Database
     lease_time: timedelta = timedelta(seconds=60)
     claim_time: timedelta = timedelta(seconds=60)
+    lease_grace: timedelta = timedelta(seconds=30)
+    session_grace: timedelta = timedelta(seconds=1)
+    sweep_patience: timedelta = timedelta(seconds=10)
+    most_takeovers: int = 3
+    limits: Limits = field(default_factory=lambda: Limits(live=100))
+    limits_by_type: Mapping[str, Limits] = field(default_factory=dict)
     wakeups: Wakeups = field(default_factory=Wakeups)
+    opened: dict[str, Session] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         registry = Registry(
@@ -86,10 +100,24 @@ class Jobs:
                 definition("impatient", abort_strategy="fail"),
             ]
         )
-        self.creation = JobCreation(self.database, registry, self.wakeups)
+        quotas = Quotas(self.limits, self.limits_by_type)
+        self.creation = JobCreation(self.database, registry, self.wakeups, quotas)
         self.leasing = JobLeasing(self.database, self.wakeups, self.lease_time)
         self.execution = JobExecution(self.database, self.wakeups)
         self.cancellation = JobCancellation(self.database, self.wakeups)
+        self.lapsing = JobLapsing(
+            self.database,
+            self.wakeups,
+            most_takeovers=self.most_takeovers,
+            grace=self.lease_grace,
+            interval=timedelta(milliseconds=20),
+        )
+        self.sessions = ExecutorSessions(self.database, self.wakeups, self.lapsing, grace=self.session_grace)
+        self.reconciliation = Reconciliation(
+            self.database, self.wakeups, patience=self.sweep_patience, interval=timedelta(milliseconds=20)
+        )
+        self.retrying = JobRetrying(self.database, self.wakeups)
+        self.operating = Operating(self.database, self.wakeups)
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)
         self.ledger = UsageLedger(self.database)
@@ -110,15 +138,28 @@ class Jobs:
     async def try_lock(
         self, job_id: str, token: str | None = None, executor_id: str = "executor-1"
     ) -> Locked | AijobsError:
-        (result,) = await self.leasing.lock(executor_id, [LockRequest(job_id=job_id, lease_token=token or uuid4().hex)])
+        holder = await self.holder(executor_id)
+        (result,) = await self.leasing.lock(holder, [LockRequest(job_id=job_id, lease_token=token or uuid4().hex)])
         return result
+
+    async def holder(self, executor_id: str = "executor-1") -> Holder:
+        """Return an executor that has said hello, once."""
+        if executor_id not in self.opened:
+            self.opened[executor_id] = await self.sessions.open(hello(executor_id))
+        return Holder(executor_id=executor_id, session_epoch=self.opened[executor_id].epoch)
 
     async def running(self, **changes: Any) -> Lease:
         created = await self.create(**changes)
         return lease_of(await self.lock(created.job.job_id))
 
-    async def submit(self, lease: Lease, report: Any) -> Accepted | AijobsError:
-        (result,) = await self.execution.submit([Outcome(lease=lease, report=report)])
+    async def submit(self, lease: Lease, report: Any, executor_id: str = "executor-1") -> Accepted | AijobsError:
+        (result,) = await self.execution.submit(executor_id, [Outcome(lease=lease, report=report)])
+        return result
+
+    async def extend(
+        self, lease: Lease, progress: int | None = None, executor_id: str = "executor-1"
+    ) -> Extended | AijobsError:
+        (result,) = await self.leasing.extend(executor_id, [Extend(lease=lease, progress=progress)])
         return result
 
     async def cancel(self, job_id: str, request_id: str | None = None, viewer: Viewer = BACKEND) -> CancelAnswer:
@@ -149,6 +190,15 @@ class Jobs:
 
     async def history(self, job_id: str) -> list[str]:
         return [str(entry.kind) for entry in await self.queries.history(job_id, after_sequence=0)]
+
+
+def hello(executor_id: str, *job_types: str, free_slots: int = 0, idle: timedelta = timedelta(0)) -> Hello:
+    return Hello(
+        executor_id=executor_id,
+        version="1.0.0",
+        job_types=job_types or ("testing", "fixed", "patient", "impatient"),
+        queues=[QueueLoad(queue="ai-interactive", slots=2, free_slots=free_slots, idle=idle)],
+    )
 
 
 def new_job(**changes: Any) -> NewJob:

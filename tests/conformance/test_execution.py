@@ -97,7 +97,7 @@ async def test_a_batch_of_locks_answers_each_by_itself(jobs: Jobs) -> None:
         LockRequest(job_id=free, lease_token="d" * 32),
         LockRequest(job_id=free, lease_token="b" * 32),
     ]
-    results = await jobs.leasing.lock("executor-1", items)
+    results = await jobs.leasing.lock(await jobs.holder("executor-1"), items)
     assert [type(result) for result in results] == [LeaseConflict, Locked, JobNotFound, LeaseConflict, Locked]
 
 
@@ -135,10 +135,11 @@ async def test_a_bad_item_of_a_batch_harms_only_itself(jobs: Jobs, monkeypatch) 
     monkeypatch.setattr("services.jobs.results.artifact_violations", lambda *_: [])
     bad = [artifact(leases[1].job_id), artifact(leases[1].job_id)]
     results = await jobs.execution.submit(
+        "executor-1",
         [
             Outcome(lease=lease, report=success(artifacts=bad if index == 1 else ()))
             for index, lease in enumerate(leases)
-        ]
+        ],
     )
     assert [isinstance(result, Accepted) for result in results] == [True, False, True]
     assert [await state(jobs, lease.job_id) for lease in leases] == [
@@ -183,12 +184,16 @@ async def test_everything_in_a_lock_answer_counts_against_its_size(jobs: Jobs) -
     batch = [new_job(user_id=f"user-{n}", labels=labels, input={"text": "x" * 29_000}) for n in range(100)]
     created = await jobs.creation.create("backend", batch)
     ids = [item.job.job_id for item in created if isinstance(item, Created)]
-    results = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
+    results = await jobs.leasing.lock(
+        await jobs.holder("executor-1"), [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids]
+    )
     granted = [result for result in results if isinstance(result, Locked)]
     size = sum(len(item.snapshot.content_json) + len(item.job.labels_json.encode()) for item in granted)
     assert 2_500_000 < size < 3 * 1024 * 1024
     large = (await jobs.create(input={"text": "x" * 900_000})).job.job_id
-    again = await jobs.leasing.lock("executor-1", [LockRequest(job_id=large, lease_token="t" * 32)] * 6)
+    again = await jobs.leasing.lock(
+        await jobs.holder("executor-1"), [LockRequest(job_id=large, lease_token="t" * 32)] * 6
+    )
     assert [type(result) for result in again] == [Locked] * 3 + [NotAttempted] * 3
 
 
@@ -217,7 +222,7 @@ async def test_a_stale_lease_changes_nothing(jobs: Jobs, stale) -> None:
     lease = Lease(**{"job_id": good.job_id, "attempt": good.attempt, "lease_token": good.lease_token, **stale})
     for report in (success(), failure("PROVIDER_TIMEOUT"), failure("CREDENTIAL_MISSING"), Cancelled()):
         assert isinstance(await jobs.submit(lease, report), LeaseLost)
-    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=50)])
+    (extended,) = await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=50)])
     assert isinstance(extended, LeaseLost)
     detail = await jobs.queries.get(BACKEND, good.job_id, full=False)
     assert (detail.job.lifecycle_status, detail.job.progress, detail.job.sequence) == (JobState.RUNNING, 0, 2)
@@ -287,9 +292,9 @@ async def test_earlier_errors_come_with_the_lease(jobs: Jobs) -> None:
 
 async def test_a_heartbeat_extends_and_carries_progress(jobs: Jobs) -> None:
     lease = await jobs.running()
-    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=42)])
+    (extended,) = await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=42)])
     assert extended == Extended(remaining=timedelta(seconds=60), cancel_requested=False)
-    (extended,) = await jobs.leasing.extend([Extend(lease=lease, progress=None)])
+    (extended,) = await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=None)])
     assert isinstance(extended, Extended)
     assert (await jobs.queries.get(BACKEND, lease.job_id, full=False)).job.progress == 42
 
@@ -299,10 +304,11 @@ async def test_a_batch_of_heartbeats_answers_each_by_itself(jobs: Jobs) -> None:
     await jobs.cancel(leases[1].job_id)
     stale = Lease(job_id=leases[2].job_id, attempt=9, lease_token=leases[2].lease_token)
     results = await jobs.leasing.extend(
+        "executor-1",
         [
             Extend(lease=lease, progress=progress)
             for lease, progress in ((leases[0], 10), (leases[1], None), (stale, 30))
-        ]
+        ],
     )
     assert isinstance(results[0], Extended)
     assert isinstance(results[1], Extended)
@@ -357,7 +363,7 @@ async def test_cancel_and_success_at_once_agree(jobs: Jobs) -> None:
 async def test_one_job_twice_in_a_batch_is_reported_once(jobs: Jobs) -> None:
     lease = await jobs.running()
     same, other = (Outcome(lease=lease, report=success({"text": text})) for text in ("same", "other"))
-    results = await jobs.execution.submit([same, same, other])
+    results = await jobs.execution.submit("executor-1", [same, same, other])
     assert [type(result) for result in results] == [Accepted, Accepted, NotAttempted]
     assert await jobs.history(lease.job_id) == ["created", "locked", "succeeded"]
 
@@ -366,7 +372,7 @@ async def test_a_type_that_this_replica_does_not_know_is_no_obstacle(jobs: Jobs)
     """A rolling upgrade: what the definition says about failures was frozen in the job when it was created."""
     leases = [await jobs.running(job_type="patient"), await jobs.running()]
     older = JobExecution(jobs.database, jobs.wakeups)
-    results = await older.submit([Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
+    results = await older.submit("executor-1", [Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
     assert [(result.job.lifecycle_status, result.backoff) for result in results if isinstance(result, Accepted)] == [
         (JobState.RUNNING, timedelta(seconds=2)),
         (JobState.FAILED, None),
@@ -391,10 +397,11 @@ async def test_a_report_that_does_not_fit_a_column_harms_only_itself(jobs: Jobs)
         job_id=leases[0].job_id, artifact_type="x" * 65, artifact_id="a", ordinal=0, content_json="{}"
     )
     results = await jobs.execution.submit(
+        "executor-1",
         [
             Outcome(lease=leases[0], report=success(artifacts=[long_type])),
             Outcome(lease=leases[1], report=success()),
-        ]
+        ],
     )
     assert [type(result) for result in results] == [InvalidInput, Accepted]
 
@@ -410,10 +417,14 @@ async def test_an_ordinal_out_of_range_is_refused(jobs: Jobs, ordinal: int) -> N
 async def test_a_lock_hands_out_only_what_one_answer_can_hold(jobs: Jobs) -> None:
     """Six snapshots of 900 KB outgrow a gRPC message: what does not fit is not locked either."""
     ids = [(await jobs.create(input={"text": "x" * 900_000})).job.job_id for _ in range(6)]
-    first = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids])
+    first = await jobs.leasing.lock(
+        await jobs.holder("executor-1"), [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids]
+    )
     assert [type(result) for result in first] == [Locked] * 3 + [NotAttempted] * 3
     assert [await state(jobs, id_) for id_ in ids] == [JobState.RUNNING] * 3 + [JobState.QUEUED] * 3
-    again = await jobs.leasing.lock("executor-1", [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids[3:]])
+    again = await jobs.leasing.lock(
+        await jobs.holder("executor-1"), [LockRequest(job_id=id_, lease_token="t" * 32) for id_ in ids[3:]]
+    )
     assert [type(result) for result in again] == [Locked] * 3
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from aijobs.errors import ClaimLost
 from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
 from services.jobs.store.tables import outbox_events
-from tests.conformance.conftest import Jobs, ObservedSignal, new_job, success
+from tests.conformance.conftest import Jobs, ObservedSignal, new_job
 
 LONG = timedelta(seconds=20)
 
@@ -181,15 +181,3 @@ async def test_a_batch_settles_each_event_by_itself(jobs: Jobs) -> None:
     )
     assert [result is None for result in results] == [True, True, True, False]
     assert [row["status"] for row in await jobs.rows(outbox_events, "id")] == ["published", "pending", "pending"]
-
-
-async def test_published_events_of_waiting_jobs_are_sent_again_when_asked(jobs: Jobs) -> None:
-    waiting = (await jobs.create()).job.job_id
-    lease = await jobs.running()
-    await jobs.submit(lease, success())
-    token = uuid4().hex
-    for event in await jobs.claim(token):
-        await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Published())])
-    assert await jobs.outbox.republish_waiting() == 1
-    (event,) = await jobs.claim()
-    assert event.aggregate_id == waiting

@@ -90,7 +90,7 @@ async def test_a_watch_sends_the_present_job_then_every_change_and_ends(jobs: Jo
         await until_seen("progress 0")
         locked = await jobs.lock(job_id)
         await until_seen("locked")
-        await jobs.leasing.extend([Extend(lease=lease_of(locked), progress=30)])
+        await jobs.leasing.extend("executor-1", [Extend(lease=lease_of(locked), progress=30)])
         await until_seen("progress 30")
         await jobs.submit(lease_of(locked), success())
         await watching
@@ -189,7 +189,7 @@ async def test_a_busy_job_does_not_starve_the_keep_alive(jobs: Jobs, monkeypatch
 
     async def keep_busy() -> None:
         while True:
-            await jobs.leasing.extend([Extend(lease=lease, progress=1)])
+            await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=1)])
 
     busy = asyncio.create_task(keep_busy())
     async with asyncio.timeout(5):

@@ -1,5 +1,6 @@
 """The database repeats the invariants, and the migrations make the schema that the code expects."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import Unavailable
+from services.jobs.leasing import Locked
 from services.jobs.migrate import SchemaOutdated, require_current, upgrade_with
 from services.jobs.store import tables
-from services.jobs.store.database import Database
+from services.jobs.store.database import Database, Transaction
 from tests.conformance.conftest import Jobs
 
 
@@ -30,22 +32,89 @@ async def test_migrating_again_changes_nothing(database: Database, database_url:
     assert await upgrade_with(database_url) == []
 
 
-async def test_a_migration_that_was_killed_goes_on_where_it_was(database_url: str) -> None:
-    """MySQL commits each CREATE by itself: some tables are there, the revision is not."""
-    whole = Database(database_url)
-    await upgrade_with(database_url)
-    async with whole.engine.begin() as connection:
-        for statement in (
-            "DROP TABLE model_invocations",
-            "DROP TABLE job_snapshots",
-            "DROP INDEX ix_outbox_events_claim_token" + (" ON outbox_events" if "mysql" in database_url else ""),
-            "DELETE FROM alembic_version",
-        ):
+@pytest.mark.parametrize("at", ["0001", "0002"])
+async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str, at: str) -> None:
+    """MySQL commits each statement by itself: some are done, the revision is not. SQLite does all of them or none."""
+    database = Database(mariadb_url)
+    await upgrade_with(mariadb_url, to=at)
+    statements = {
+        "0001": ("DROP TABLE model_invocations", "DROP TABLE job_snapshots", "DELETE FROM alembic_version"),
+        "0002": (
+            "DROP TABLE executors",
+            "DROP INDEX ix_jobs_retry_of ON jobs",
+            "ALTER TABLE jobs DROP CONSTRAINT ck_jobs_running_is_leased, DROP COLUMN legacy_status",
+            "UPDATE alembic_version SET version_num = '0001'",
+        ),
+    }[at]
+    async with database.engine.begin() as connection:
+        for statement in statements:
             await connection.execute(text(statement))
-    assert await upgrade_with(database_url) == ["0001"]
-    async with whole.engine.connect() as connection:
+    assert (await upgrade_with(mariadb_url))[-1] == "0002"
+    async with database.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
-    await whole.close()
+    await database.close()
+
+
+async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
+    await upgrade_with(database_url, to="0001")
+    database = Database(database_url)
+    job_id = "0193" + "0" * 32
+    values = {
+        "job_id": job_id,
+        "job_type": "testing",
+        "lifecycle_status": "queued",
+        "queue": "ai-interactive",
+        "labels_json": "{}",
+        "abort_strategy": "fail",
+        "created_at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    }
+    texts: tuple[str, ...] = (
+        "user_id",
+        "target_type",
+        "target_id",
+        "request_fingerprint",
+        "definition_version",
+    )
+    numbers: tuple[str, ...] = (
+        "priority",
+        "progress",
+        "cancellable",
+        "max_retries",
+        "backoff_ms",
+        "retry_count",
+        "attempt",
+    )
+    numbers += ("dispatch_no", "sequence", "artifact_count")
+    values |= dict.fromkeys(texts, "x") | dict.fromkeys(numbers, 1)
+
+    async def insert_old(tx: Transaction) -> None:
+        # The columns that the old version knew.
+        await tx.execute(tables.jobs.insert().values({tables.jobs.c[name]: value for name, value in values.items()}))
+        await tx.execute(
+            text(
+                "INSERT INTO job_snapshots (job_id, schema_version, content_json, created_at)"
+                " SELECT job_id, '1', '{}', created_at FROM jobs"
+            )
+        )
+        await tx.execute(
+            text(
+                "INSERT INTO outbox_events (event_id, event_type, aggregate_type, aggregate_id, dedupe_key,"
+                " payload_json, status, attempt_count, available_at, created_at) SELECT 'e', 'ai.job.enqueue', 'AiJob',"
+                " job_id, 'k', '{}', 'pending', 0, created_at, created_at FROM jobs"
+            )
+        )
+
+    await database.write(insert_old)
+    assert await upgrade_with(database_url) == ["0002"]
+    jobs = Jobs(database)
+    (row,) = await jobs.rows(tables.jobs)
+    assert {name: row[name] for name in values} == values
+    assert (row["takeover_count"], row["due_at"], row["legacy_status"]) == (0, None, "pending")
+    assert [event["queue"] for event in await jobs.rows(tables.outbox_events)] == ["ai-interactive"]
+    assert isinstance(await jobs.try_lock(job_id), Locked)
+    with pytest.raises(DBAPIError):
+        await jobs.database.write(lambda tx: tx.execute(text("UPDATE jobs SET lapsed_at = created_at")))
+    await database.close()
 
 
 async def test_an_empty_database_is_refused_with_what_to_do(database_url: str) -> None:

@@ -2,29 +2,167 @@
 
 import json
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
+from uuid import uuid4
 
 import grpc
 
 from aijobs.definition import JobDefinition
 from aijobs.registry import Registry
+from aijobs.rpc.auth import current_caller
 from aijobs.v1 import job_admin_service_pb2, job_admin_service_pb2_grpc
+from services.jobs.operating import ExecutorStatus, Operating
+from services.jobs.retrying import JobRetrying, Retry
+from services.jobs.rpc import translate
+from services.jobs.store.platform import Availability
+from services.jobs.store.queues import QueueRow
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+#: What a history entry has room for, beside the name of the job that is retried.
+LONGEST_RETRY_REASON = 200
 
 
 class JobAdminServicer(job_admin_service_pb2_grpc.JobAdminServiceServicer):
     """Translates between the wire and the use cases."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, retrying: JobRetrying, operating: Operating) -> None:
         self._registry = registry
+        self._retrying = retrying
+        self._operating = operating
 
     async def ListJobTypes(
-        self, request: job_admin_service_pb2.ListJobTypesRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: job_admin_service_pb2.ListJobTypesRequest, context: Context
     ) -> job_admin_service_pb2.ListJobTypesResponse:
         """Return every definition (RG-4)."""
         del request, context
         return job_admin_service_pb2.ListJobTypesResponse(
             job_types=[_job_type(definition) for definition in self._registry.values()]
         )
+
+    async def RetryJob(
+        self, request: job_admin_service_pb2.RetryJobRequest, context: Context
+    ) -> job_admin_service_pb2.RetryJobResponse:
+        """Make a new job with the input of an ended one (LC-10)."""
+        del context
+        job = await self._retrying.retry(
+            current_caller().subject,
+            Retry(
+                request_id=translate.identifier("request_id", request.request_id or str(uuid4())),
+                job_id=translate.identifier("job_id", request.job_id),
+                reason=translate.reason("reason", request.reason, most=LONGEST_RETRY_REASON),
+            ),
+        )
+        return job_admin_service_pb2.RetryJobResponse(job=translate.row_only(job))
+
+    async def ListExecutors(
+        self, request: job_admin_service_pb2.ListExecutorsRequest, context: Context
+    ) -> job_admin_service_pb2.ListExecutorsResponse:
+        """Return the executors that were seen lately."""
+        del request, context
+        found = await self._operating.executors()
+        return job_admin_service_pb2.ListExecutorsResponse(executors=[_executor(status) for status in found])
+
+    async def DrainExecutor(
+        self, request: job_admin_service_pb2.DrainExecutorRequest, context: Context
+    ) -> job_admin_service_pb2.DrainExecutorResponse:
+        """Have an executor take no more jobs."""
+        del context
+        executor_id = translate.identifier("executor_id", request.executor_id)
+        status = await self._operating.drain(current_caller().subject, executor_id)
+        return job_admin_service_pb2.DrainExecutorResponse(executor=_executor(status))
+
+    async def ListQueues(
+        self, request: job_admin_service_pb2.ListQueuesRequest, context: Context
+    ) -> job_admin_service_pb2.ListQueuesResponse:
+        """Return every queue."""
+        del request, context
+        return job_admin_service_pb2.ListQueuesResponse(queues=map(_queue, await self._operating.queues()))
+
+    async def PauseQueue(
+        self, request: job_admin_service_pb2.PauseQueueRequest, context: Context
+    ) -> job_admin_service_pb2.PauseQueueResponse:
+        """Stop the start of a queue's jobs (QU-2)."""
+        del context
+        reason = translate.reason("reason", request.reason)
+        paused = await self._operating.pause(current_caller().subject, request.queue, reason)
+        return job_admin_service_pb2.PauseQueueResponse(queue=_queue(paused))
+
+    async def ResumeQueue(
+        self, request: job_admin_service_pb2.ResumeQueueRequest, context: Context
+    ) -> job_admin_service_pb2.ResumeQueueResponse:
+        """End a pause (QU-2)."""
+        del context
+        resumed = await self._operating.resume(current_caller().subject, request.queue)
+        return job_admin_service_pb2.ResumeQueueResponse(queue=_queue(resumed))
+
+    async def GetPlatformAvailability(
+        self, request: job_admin_service_pb2.GetPlatformAvailabilityRequest, context: Context
+    ) -> job_admin_service_pb2.GetPlatformAvailabilityResponse:
+        """Tell whether jobs can be created."""
+        del request, context
+        availability = _availability(await self._operating.availability())
+        return job_admin_service_pb2.GetPlatformAvailabilityResponse(availability=availability)
+
+    async def SetPlatformAvailability(
+        self, request: job_admin_service_pb2.SetPlatformAvailabilityRequest, context: Context
+    ) -> job_admin_service_pb2.SetPlatformAvailabilityResponse:
+        """Switch the creation of jobs on or off (CR-5)."""
+        del context
+        switch = await self._operating.set_availability(
+            current_caller().subject,
+            available=request.available,
+            reason=translate.reason("reason", request.reason),
+        )
+        return job_admin_service_pb2.SetPlatformAvailabilityResponse(availability=_availability(switch))
+
+
+def _executor(status: ExecutorStatus) -> job_admin_service_pb2.Executor:
+    row = status.executor
+    if row.lost_at is not None:
+        state = job_admin_service_pb2.EXECUTOR_STATE_LOST
+    elif row.disconnected_at is not None:
+        state = job_admin_service_pb2.EXECUTOR_STATE_DISCONNECTED
+    else:
+        state = job_admin_service_pb2.EXECUTOR_STATE_CONNECTED
+    return job_admin_service_pb2.Executor(
+        executor_id=row.executor_id,
+        state=state,
+        version=row.version,
+        queues=[
+            job_admin_service_pb2.ExecutorQueue(
+                queue=load.queue,
+                slots=load.slots,
+                free_slots=load.free_slots,
+                idle_since=translate.timestamp(row.reported_at - load.idle) if load.free_slots else None,
+            )
+            for load in row.queues
+        ],
+        job_types=row.job_types,
+        running=status.running,
+        session_epoch=row.session_epoch,
+        first_seen_time=translate.timestamp(row.first_seen_at),
+        last_seen_time=translate.timestamp(row.seen_at),
+        drain_time=translate.timestamp(row.drain_requested_at),
+    )
+
+
+def _queue(row: QueueRow) -> job_admin_service_pb2.QueueInfo:
+    return job_admin_service_pb2.QueueInfo(
+        queue=row.queue,
+        paused=row.paused_at is not None,
+        pause_time=translate.timestamp(row.paused_at),
+        paused_by=row.paused_by,
+        reason=row.reason,
+    )
+
+
+def _availability(switch: Availability) -> job_admin_service_pb2.PlatformAvailability:
+    return job_admin_service_pb2.PlatformAvailability(
+        available=switch.available,
+        reason=switch.reason,
+        changed_by=switch.changed_by,
+        change_time=translate.timestamp(switch.changed_at),
+    )
 
 
 def _job_type(definition: JobDefinition) -> job_admin_service_pb2.JobType:

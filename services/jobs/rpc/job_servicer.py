@@ -159,4 +159,9 @@ async def _new_job(request: job_service_pb2.CreateJobRequest) -> NewJob:
         strict_idempotency=request.strict_idempotency,
         labels=dict(request.labels),
         priority=overrides.priority if overrides.HasField("priority") else None,
+        credential_mode=overrides.credential_mode,
+        credential_id=overrides.credential_id,
+        prompt_version=overrides.prompt_version,
+        output_schema_version=overrides.output_schema_version,
+        run_at=translate.moment("run_at", request.run_at) if request.HasField("run_at") else None,
     )

@@ -1,25 +1,36 @@
 """LifecycleService: what executors call. Each item of a batch is checked and answered by itself."""
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, assert_never
 
 import grpc
+import structlog
 
-from aijobs.errors import InvalidInput
+from aijobs.errors import InvalidInput, Unavailable
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
-from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome
-from services.jobs.leasing import Extend, Extended, JobLeasing, Locked, LockRequest
+from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome, Released
+from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded
 from services.jobs.rpc import translate
+from services.jobs.sessions import CancelRun, Command, Drain, ExecutorSessions, Session
 from services.jobs.store.contents import ArtifactRow
+from services.jobs.store.executors import Hello, QueueLoad
 from services.jobs.store.usage import Call, Settled
 from services.jobs.usage import UsageLedger
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+log = structlog.get_logger()
 LONGEST_CODE = 64
 LONGEST_LATENCY = timedelta(days=1)
 LONGEST_FEEDBACK = 4000
+LONGEST_DELAY = timedelta(days=366)
+LONGEST_IDLE = timedelta(days=3660)
+LONGEST_VERSION = 64
+MOST_QUEUES = 20
+MOST_TYPES = 1000
 TOKEN_SOURCES = {
     lifecycle_service_pb2.TOKEN_SOURCE_MEASURED: "measured",
     lifecycle_service_pb2.TOKEN_SOURCE_ESTIMATED: "estimated",
@@ -30,20 +41,57 @@ TOKEN_SOURCES = {
 class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     """Translates between the wire and the use cases."""
 
-    def __init__(self, leasing: JobLeasing, execution: JobExecution, ledger: UsageLedger) -> None:
+    def __init__(
+        self, sessions: ExecutorSessions, leasing: JobLeasing, execution: JobExecution, ledger: UsageLedger
+    ) -> None:
+        self._sessions = sessions
         self._leasing = leasing
         self._execution = execution
         self._ledger = ledger
+
+    async def OpenSession(
+        self, request_iterator: AsyncIterator[lifecycle_service_pb2.OpenSessionRequest], context: Context
+    ) -> AsyncIterator[lifecycle_service_pb2.OpenSessionResponse]:
+        """Keep an executor's session: take its reports and send it commands until the stream ends."""
+        del context
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "hello":
+            raise InvalidInput.field("hello", "missing: the first message says who is there")
+        session = await self._sessions.open(_hello(first.hello))
+        reports = asyncio.create_task(self._take_reports(session, request_iterator))
+        try:
+            yield lifecycle_service_pb2.OpenSessionResponse(
+                welcome=lifecycle_service_pb2.SessionWelcome(epoch=session.epoch)
+            )
+            async for command in _until_done(session.commands, reports):
+                yield _command(command)
+        finally:
+            reports.cancel()
+            self._sessions.close(session)
+
+    async def _take_reports(
+        self, session: Session, requests: AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]
+    ) -> None:
+        async for request in requests:
+            if request.WhichOneof("message") != "status":
+                raise InvalidInput.field("status", "missing: after the hello come reports")
+            try:
+                await self._sessions.report(session, _loads("status.queues", request.status.queues))
+            except Unavailable:
+                # The next one will do.
+                log.warning("executor's report not stored: the database cannot be reached")
 
     async def LockJobs(
         self, request: lifecycle_service_pb2.LockJobsRequest, context: Context
     ) -> lifecycle_service_pb2.LockJobsResponse:
         """Hand out leases."""
         del context
-        executor_id = translate.identifier("executor_id", request.executor_id)
+        holder = Holder(
+            executor_id=translate.identifier("executor_id", request.executor_id), session_epoch=request.session_epoch
+        )
         batch = translate.Batch(request.items, _lock_request)
         results = batch.answers(
-            await self._leasing.lock(executor_id, batch.good),
+            await self._leasing.lock(holder, batch.good),
             accepted=lambda result: lifecycle_service_pb2.LockResult(locked=_locked(result)),
             refused=lambda error: lifecycle_service_pb2.LockResult(error=error),
         )
@@ -54,10 +102,10 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> lifecycle_service_pb2.ExtendLeasesResponse:
         """Renew leases."""
         del context
-        translate.identifier("executor_id", request.executor_id)
+        executor_id = translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _extend)
         results = batch.answers(
-            await self._leasing.extend(batch.good),
+            await self._leasing.extend(executor_id, batch.good),
             accepted=lambda result: lifecycle_service_pb2.ExtendResult(extended=_extended(result)),
             refused=lambda error: lifecycle_service_pb2.ExtendResult(error=error),
         )
@@ -81,14 +129,68 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> lifecycle_service_pb2.SubmitOutcomesResponse:
         """Store what became of runs."""
         del context
-        translate.identifier("executor_id", request.executor_id)
+        executor_id = translate.identifier("executor_id", request.executor_id)
         batch = translate.Batch(request.items, _outcome)
         results = batch.answers(
-            await self._execution.submit(batch.good),
+            await self._execution.submit(executor_id, batch.good),
             accepted=lambda result: lifecycle_service_pb2.OutcomeResult(accepted=_accepted(result)),
             refused=lambda error: lifecycle_service_pb2.OutcomeResult(error=error),
         )
         return lifecycle_service_pb2.SubmitOutcomesResponse(results=results)
+
+
+async def _until_done(commands: asyncio.Queue[Command], reports: asyncio.Task[None]) -> AsyncIterator[Command]:
+    """Yield commands until the executor has ended its side of the stream.
+
+    Raises:
+        InvalidInput: what it sent last was no report.
+
+    """
+    while True:
+        command = asyncio.ensure_future(commands.get())
+        try:
+            await asyncio.wait({command, reports}, return_when=asyncio.FIRST_COMPLETED)
+            if not command.done():
+                reports.result()
+                return
+            yield command.result()
+        finally:
+            command.cancel()
+
+
+def _command(command: Command) -> lifecycle_service_pb2.OpenSessionResponse:
+    match command:
+        case CancelRun():
+            return lifecycle_service_pb2.OpenSessionResponse(
+                cancel=lifecycle_service_pb2.CancelRun(job_id=command.job_id, attempt=command.attempt)
+            )
+        case Drain():
+            return lifecycle_service_pb2.OpenSessionResponse(drain=lifecycle_service_pb2.DrainCommand())
+
+
+def _hello(message: lifecycle_service_pb2.SessionHello) -> Hello:
+    if len(message.job_types) > MOST_TYPES:
+        raise InvalidInput.field("hello.job_types", f"{len(message.job_types)} types; at most {MOST_TYPES}")
+    return Hello(
+        executor_id=translate.identifier("hello.executor_id", message.executor_id),
+        version=translate.optional_identifier("hello.version", message.version, most=LONGEST_VERSION),
+        job_types=[translate.identifier("hello.job_types", name) for name in message.job_types],
+        queues=_loads("hello.queues", message.queues),
+    )
+
+
+def _loads(field: str, messages: Sequence[lifecycle_service_pb2.QueueLoad]) -> Sequence[QueueLoad]:
+    if len(messages) > MOST_QUEUES:
+        raise InvalidInput.field(field, f"{len(messages)} queues; at most {MOST_QUEUES}")
+    return [
+        QueueLoad(
+            queue=translate.identifier(f"{field}.queue", message.queue, most=64),
+            slots=translate.count(f"{field}.slots", message.slots),
+            free_slots=translate.count(f"{field}.free_slots", message.free_slots),
+            idle=translate.span(f"{field}.idle", message.idle, most=LONGEST_IDLE),
+        )
+        for message in messages
+    ]
 
 
 def _lease(message: lifecycle_service_pb2.Lease) -> Lease:
@@ -151,6 +253,15 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
             )
         case "cancelled":
             return Outcome(lease=lease, report=Cancelled())
+        case "released":
+            released = message.released
+            return Outcome(
+                lease=lease,
+                report=Released(
+                    reason=translate.reason("released.reason", released.reason),
+                    delay=translate.span("released.delay", released.delay, most=LONGEST_DELAY),
+                ),
+            )
         case None:
             raise InvalidInput.field("outcome", "missing: say what became of the run")
         case never:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -64,15 +64,15 @@ def optional_identifier(field: str, value: str, *, most: int = LONGEST) -> str:
     return identifier(field, value, most=most) if value else ""
 
 
-def reason(field: str, value: str) -> str:
+def reason(field: str, value: str, *, most: int = LONGEST_REASON) -> str:
     """Return a caller's words as they came.
 
     Raises:
         InvalidInput: they are too long or hold a NUL.
 
     """
-    if len(value) > LONGEST_REASON or "\x00" in value:
-        raise InvalidInput.field(field, f"at most {LONGEST_REASON} characters, none of them NUL")
+    if len(value) > most or "\x00" in value:
+        raise InvalidInput.field(field, f"at most {most} characters, none of them NUL")
     return value
 
 
@@ -100,6 +100,19 @@ def span(field: str, message: Duration, *, most: timedelta) -> timedelta:
         if value <= most:
             return value
     raise InvalidInput.field(field, f"must be from 0 to {most.total_seconds():g} seconds")
+
+
+def moment(field: str, message: Timestamp) -> datetime:
+    """Return a time.
+
+    Raises:
+        InvalidInput: it is no valid Timestamp.
+
+    """
+    try:
+        return message.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput.field(field, "no time from the year 1 to 9999") from error
 
 
 def count(field: str, value: int, *, most: int = 2**31 - 1) -> int:
@@ -252,6 +265,10 @@ def row_only(row: JobRow) -> job_pb2.Job:
         artifact_count=row.artifact_count,
         output_hash=row.output_hash or "",
         sequence=row.sequence,
+        run_at=timestamp(row.run_at),
+        takeover_count=row.takeover_count,
+        retry_of=row.retry_of or "",
+        root_job_id=row.root_job_id or row.job_id,
     )
 
 

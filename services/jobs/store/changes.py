@@ -22,9 +22,14 @@ class Kind(StrEnum):
     """What a history entry is about."""
 
     CREATED = "created"
+    RETRIED = "retried"
+    DISPATCHED_AGAIN = "dispatched_again"
     LOCKED = "locked"
     EXECUTION_FAILED = "execution_failed"
     CANCEL_REQUESTED = "cancel_requested"
+    LAPSED = "lapsed"
+    HANDED_BACK = "handed_back"
+    TAKEN_OVER = "taken_over"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -60,7 +65,7 @@ class Change:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stays = self.from_state == self.to_state == JobState.RUNNING
+        stays = self.from_state == self.to_state and not self.from_state.terminal
         if not stays and (self.from_state, self.to_state) not in LEGAL_CHANGES:
             raise ValueError(f"no change from {self.from_state} to {self.to_state}")
 
@@ -69,12 +74,15 @@ class StaleChange(Exception):
     """A guarded UPDATE met a row that is not as it was read. The transaction must be rolled back."""
 
 
-async def insert_queued(tx: Transaction, rows: Sequence[Mapping[str, Any]], actor: str) -> None:
+async def insert_queued(
+    tx: Transaction, rows: Sequence[Mapping[str, Any]], *, actor: str, kind: Kind = Kind.CREATED, reason: str = ""
+) -> None:
     """Insert new jobs, queued, each with the first entry of its history. `rows` leave out what every new job shares."""
     shared = {
         "lifecycle_status": JobState.QUEUED,
         "progress": 0,
         "retry_count": 0,
+        "takeover_count": 0,
         "attempt": 0,
         "dispatch_no": 1,
         "sequence": 1,
@@ -83,11 +91,11 @@ async def insert_queued(tx: Transaction, rows: Sequence[Mapping[str, Any]], acto
     await tx.execute(insert(jobs).values(created_at=now()), [{**shared, **row} for row in rows])
     created = {
         "sequence": 1,
-        "kind": Kind.CREATED,
+        "kind": kind,
         "to_state": JobState.QUEUED,
         "attempt": 0,
         "actor": actor,
-        "reason": "",
+        "reason": reason,
     }
     await tx.execute(insert(job_history).values(at=now()), [{**created, "job_id": row["job_id"]} for row in rows])
 

@@ -89,10 +89,10 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 10, clock: Clock = system_clock) -> None:
         parsed = check_url(url)
-        self._sqlite = parsed.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(parsed, pool_size, clock) if self._sqlite else _mysql_engine(parsed, pool_size)
+        self.sqlite = parsed.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(parsed, pool_size, clock) if self.sqlite else _mysql_engine(parsed, pool_size)
         # SQLite has one writer; waiting for it here is fair, waiting inside SQLite is not.
-        self._writer = asyncio.Semaphore(1 if self._sqlite else pool_size)
+        self._writer = asyncio.Semaphore(1 if self.sqlite else pool_size)
         self._running: set[asyncio.Task[Any]] = set()
 
     async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy import Select, bindparam, or_, select, update
 
 from aijobs.states import JobState
 from services.jobs.store.database import Transaction
@@ -40,7 +40,13 @@ class JobRow:
     lease_token: str | None
     locked_by: str | None
     lock_until: datetime | None
+    lapsed_at: datetime | None
+    takeover_count: int
     cancel_requested_at: datetime | None
+    run_at: datetime | None
+    due_at: datetime | None
+    retry_of: str | None
+    root_job_id: str | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -49,6 +55,16 @@ class JobRow:
     artifact_count: int
     output_hash: str | None
     read_at: datetime
+
+    @property
+    def waits(self) -> bool:
+        """True if the job waits for a lock: queued, or running with a lapsed lease."""
+        return self.lifecycle_status == JobState.QUEUED or self.lapsed_at is not None
+
+    @property
+    def due(self) -> bool:
+        """True if the job may start now."""
+        return self.due_at is None or self.due_at <= self.read_at
 
 
 def _select() -> Select[tuple[object, ...]]:
@@ -173,3 +189,53 @@ async def extend(tx: Transaction, renewals: Sequence[Renewal], span: timedelta) 
         )
         extended += result.rowcount
     return extended
+
+
+async def expired_leases(
+    tx: Transaction, grace: timedelta | None, limit: int, *, among: Sequence[str] | None = None, lock: bool = False
+) -> Sequence[str]:
+    """Read the jobs whose lease ended longer than `grace` ago; None: whose lease is held at all.
+
+    With `lock`, hold their rows, in the order of the ids, until the transaction ends.
+    """
+    statement = select(jobs.c.job_id).where(jobs.c.lifecycle_status == JobState.RUNNING, jobs.c.lapsed_at.is_(None))
+    if grace is not None:
+        statement = statement.where(jobs.c.lock_until < now_plus(-grace))
+    if among is None:
+        statement = statement.order_by(jobs.c.lock_until)
+    else:
+        statement = statement.where(jobs.c.job_id.in_(sorted(among))).order_by(jobs.c.job_id)
+    if lock:
+        statement = statement.with_for_update()
+    return (await tx.execute(statement.limit(limit))).scalars().all()
+
+
+async def retries(tx: Transaction, job_id: str) -> list[JobRow]:
+    """Read the jobs that retry a job, oldest first."""
+    return await _rows(tx, _select().where(jobs.c.retry_of == job_id).order_by(jobs.c.job_id))
+
+
+async def waiting(
+    tx: Transaction, *, queue: str = "", after: str = "", limit: int, unlocked_for: timedelta = timedelta(0)
+) -> list[JobRow]:
+    """Read jobs that wait for a lock and are due, in the order of their ids, above `after`.
+
+    Args:
+        tx: the transaction.
+        queue: only of this queue.
+        after: an id.
+        limit: at most.
+        unlocked_for: only those that have waited for so long, as far as their row tells.
+
+    """
+    since = now_plus(-unlocked_for)
+    due = or_(jobs.c.due_at.is_(None), jobs.c.due_at <= since)
+    found: list[JobRow] = []
+    # Two questions, because each has an index.
+    for waits in (
+        [jobs.c.lifecycle_status == JobState.QUEUED, jobs.c.created_at <= since],
+        [jobs.c.lifecycle_status == JobState.RUNNING, jobs.c.lapsed_at <= since],
+    ):
+        statement = _select().where(*waits, due, jobs.c.job_id > after).order_by(jobs.c.job_id).limit(limit)
+        found += await _rows(tx, statement.where(jobs.c.queue == queue) if queue else statement)
+    return sorted(found, key=lambda job: job.job_id)[:limit]

@@ -14,12 +14,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, case, insert, select, update
+from sqlalchemy import BindParameter, bindparam, case, func, insert, select, update
 
-from aijobs.states import JobState
 from services.jobs.store.database import Transaction
-from services.jobs.store.tables import jobs, outbox_events
-from services.jobs.store.time import now, now_plus
+from services.jobs.store.tables import outbox_events
+from services.jobs.store.time import UtcTime, now, now_plus
 
 events = outbox_events.c
 
@@ -37,7 +36,13 @@ class EventStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event to write. The payload holds ids and codes only (OB-1)."""
+    """An event to write. The payload holds ids and codes only (OB-1).
+
+    Attributes:
+        queue: the queue whose pause holds the event back; empty for events that no pause concerns.
+        available_at: when it may be claimed; None: at once.
+
+    """
 
     event_id: str
     event_type: str
@@ -45,6 +50,8 @@ class NewEvent:
     aggregate_id: str
     dedupe_key: str
     payload_json: str
+    queue: str = ""
+    available_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +77,16 @@ class ClaimState:
 
 
 async def append(tx: Transaction, new: Sequence[NewEvent]) -> None:
-    """Insert events, pending from now on. A conflict of the dedupe key aborts the transaction (ruling 20)."""
+    """Insert pending events. A conflict of the dedupe key aborts the transaction (ruling 20)."""
     rows: list[dict[str, Any]] = [
         {field.name: getattr(event, field.name) for field in fields(NewEvent)}
         | {"status": EventStatus.PENDING, "attempt_count": 0}
         for event in new
     ]
     if rows:
-        await tx.execute(insert(outbox_events).values(available_at=now(), created_at=now()), rows)
+        available: BindParameter[datetime] = bindparam("available_at", type_=UtcTime())
+        at = func.coalesce(available, now(), type_=UtcTime())
+        await tx.execute(insert(outbox_events).values(available_at=at, created_at=now()), rows)
 
 
 async def claimed(tx: Transaction, claim_token: str) -> list[EventRow]:
@@ -104,19 +113,33 @@ async def claim(
     claim_token: str,
     dispatcher_id: str,
     event_types: Sequence[str],
+    queues: Sequence[str],
     limit: int,
     span: timedelta,
 ) -> list[EventRow]:
-    """Claim the oldest due events of these types for `span`, skipping those that another claim holds just now."""
-    due = (
-        select(events.id)
-        .where(events.status == EventStatus.PENDING, events.event_type.in_(event_types), events.available_at <= now())
-        .order_by(events.available_at, events.id)
-        .limit(limit)
-    )
-    if not tx.sqlite:
-        due = due.with_for_update(skip_locked=True)
-    ids = (await tx.execute(due)).scalars().all()
+    """Claim the oldest due events of these types for `span`, skipping those that another claim holds just now.
+
+    Each queue is asked by itself, in the given order: so the order of its events is that of an index, and a paused
+    queue is left out without passing over its events.
+    """
+    ids: list[int] = []
+    for queue in queues:
+        due = (
+            select(events.id)
+            .where(
+                events.status == EventStatus.PENDING,
+                events.queue == queue,
+                events.available_at <= now(),
+                events.event_type.in_(event_types),
+            )
+            .order_by(events.available_at, events.id)
+            .limit(limit - len(ids))
+        )
+        if not tx.sqlite:
+            due = due.with_for_update(skip_locked=True)
+        ids += (await tx.execute(due)).scalars().all()
+        if len(ids) == limit:
+            break
     if not ids:
         return []
     await tx.execute(
@@ -215,16 +238,18 @@ async def release_expired(tx: Transaction, limit: int) -> int:
     return len(ids)
 
 
-async def republish_waiting(tx: Transaction, event_type: str) -> int:
-    """Make the events of queued jobs pending again, for a broker that has lost everything; returns how many."""
-    waiting = select(jobs.c.job_id).where(jobs.c.lifecycle_status == JobState.QUEUED)
-    result = await tx.execute(
-        update(outbox_events)
-        .where(
-            events.event_type == event_type,
-            events.status.in_((EventStatus.PROCESSING, EventStatus.PUBLISHED)),
-            events.aggregate_id.in_(waiting),
-        )
-        .values(status=EventStatus.PENDING, claim_token=None, locked_by=None, claim_until=None, published_at=None)
-    )
-    return result.rowcount
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Where an enqueue event is."""
+
+    status: EventStatus
+    published_at: datetime | None
+
+
+async def dispatches(tx: Transaction, dedupe_keys: Sequence[str]) -> dict[str, Dispatch]:
+    """Read where events are, by their dedupe keys; those that are gone are missing in the answer."""
+    statement = select(events.dedupe_key, events.status, events.published_at).where(events.dedupe_key.in_(dedupe_keys))
+    return {
+        key: Dispatch(status=EventStatus(status), published_at=published_at)
+        for key, status, published_at in await tx.execute(statement)
+    }

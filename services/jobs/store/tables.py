@@ -11,6 +11,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Computed,
     ForeignKey,
     Index,
     Integer,
@@ -59,12 +60,72 @@ MYSQL_OPTIONS: dict[str, Any] = {
     for option, value in (("engine", "InnoDB"), ("row_format", "DYNAMIC"), ("charset", "utf8mb4"))
 }
 
+LEGACY_STATUS = (
+    "CASE lifecycle_status WHEN 'queued' THEN 'pending' WHEN 'running' THEN 'processing'"
+    " WHEN 'succeeded' THEN 'completed' ELSE lifecycle_status END"
+)
+
 users = Table(
     "users",
     metadata,
     Column("user_id", ascii_text(128), primary_key=True),
     Column("created_at", UtcTime, nullable=False),
     comment="Locked first by every create, so that what is counted per user is exact.",
+    **MYSQL_OPTIONS,
+)
+
+user_quota_counters = Table(
+    "user_quota_counters",
+    metadata,
+    Column("user_id", ascii_text(128), primary_key=True),
+    Column("job_type", ascii_text(64), primary_key=True),
+    Column("period", ascii_text(10), primary_key=True),
+    Column("created", Integer, nullable=False),
+    comment="Jobs created per UTC day (2026-11-30) and month (2026-11); job_type empty: of all types.",
+    **MYSQL_OPTIONS,
+)
+
+platform_switch = Table(
+    "platform_switch",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("available", Boolean, nullable=False),
+    Column("reason", String(256), nullable=False),
+    Column("changed_by", ascii_text(128), nullable=False),
+    Column("changed_at", UtcTime, nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
+    comment="Whether jobs can be created. No row: they can.",
+    **MYSQL_OPTIONS,
+)
+
+queues = Table(
+    "queues",
+    metadata,
+    Column("queue", ascii_text(64), primary_key=True),
+    Column("paused_at", UtcTime, nullable=True),
+    Column("paused_by", ascii_text(128), nullable=False),
+    Column("reason", String(256), nullable=False),
+    comment="A queue without a row is not paused.",
+    **MYSQL_OPTIONS,
+)
+
+executors = Table(
+    "executors",
+    metadata,
+    Column("executor_id", ascii_text(128), primary_key=True),
+    Column("session_epoch", BigInteger, nullable=False),
+    Column("version", ascii_text(64), nullable=False),
+    Column("job_types_json", long_text(), nullable=False),
+    Column("queues_json", long_text(), nullable=False),
+    Column("first_seen_at", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("reported_at", UtcTime, nullable=False),
+    Column("disconnected_at", UtcTime, nullable=True),
+    Column("lost_at", UtcTime, nullable=True),
+    Column("drain_requested_at", UtcTime, nullable=True),
+    CheckConstraint("lost_at IS NULL OR disconnected_at IS NOT NULL", name="lost_was_disconnected"),
+    Index(None, "seen_at"),
+    comment="One row per executor process. Locked before the jobs that it holds.",
     **MYSQL_OPTIONS,
 )
 
@@ -96,7 +157,13 @@ jobs = Table(
     Column("locked_by", ascii_text(128), nullable=True),
     Column("locked_at", UtcTime, nullable=True),
     Column("lock_until", UtcTime, nullable=True),
+    Column("lapsed_at", UtcTime, nullable=True),
+    Column("takeover_count", Integer, nullable=False, server_default="0"),
     Column("cancel_requested_at", UtcTime, nullable=True),
+    Column("run_at", UtcTime, nullable=True),
+    Column("due_at", UtcTime, nullable=True),
+    Column("retry_of", ascii_text(36), nullable=True),
+    Column("root_job_id", ascii_text(36), nullable=True),
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime, nullable=True),
     Column("finished_at", UtcTime, nullable=True),
@@ -106,13 +173,20 @@ jobs = Table(
     Column("artifact_count", Integer, nullable=False),
     Column("output_hash", ascii_text(64), nullable=True),
     Column("output_json", long_text(), nullable=True),
+    # What clients of the old application read (LC-12). Made by the database, so that it cannot drift.
+    Column("legacy_status", ascii_text(16), Computed(LEGACY_STATUS, persisted=False)),
     UniqueConstraint("user_id", "job_type", "idempotency_key"),
     CheckConstraint("lifecycle_status IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
     CheckConstraint(
         "(lifecycle_status IN ('succeeded', 'failed', 'cancelled')) = (finished_at IS NOT NULL)",
         name="terminal_is_finished",
     ),
-    CheckConstraint("(lifecycle_status = 'running') = (lease_token IS NOT NULL)", name="running_is_leased"),
+    CheckConstraint(
+        "(lifecycle_status = 'running') = (lease_token IS NOT NULL OR lapsed_at IS NOT NULL)", name="running_is_leased"
+    ),
+    CheckConstraint(
+        "lapsed_at IS NULL OR (lease_token IS NULL AND cancel_requested_at IS NULL)", name="lapsed_has_no_lease"
+    ),
     CheckConstraint("(lease_token IS NULL) = (lock_until IS NULL)", name="lease_has_end"),
     CheckConstraint("(lifecycle_status = 'failed') = (error_code IS NOT NULL)", name="failed_has_error"),
     CheckConstraint("(lifecycle_status = 'succeeded') = (output_hash IS NOT NULL)", name="succeeded_has_output"),
@@ -123,6 +197,9 @@ jobs = Table(
     Index(None, "lifecycle_status", "lock_until"),
     Index(None, "user_id", "lifecycle_status", "job_id"),
     Index(None, "lifecycle_status", "job_id"),
+    Index(None, "lifecycle_status", "lapsed_at"),
+    Index(None, "locked_by"),
+    Index(None, "retry_of"),
     **MYSQL_OPTIONS,
 )
 
@@ -196,6 +273,7 @@ outbox_events = Table(
     Column("aggregate_id", ascii_text(36), nullable=False),
     Column("dedupe_key", ascii_text(160), nullable=False, unique=True),
     Column("payload_json", long_text(), nullable=False),
+    Column("queue", ascii_text(64), nullable=False, server_default=""),
     Column("status", ascii_text(16), nullable=False),
     Column("attempt_count", Integer, nullable=False),
     Column("available_at", UtcTime, nullable=False),
@@ -211,7 +289,7 @@ outbox_events = Table(
     ),
     CheckConstraint("(status = 'processing') = (claim_until IS NOT NULL)", name="processing_is_claimed"),
     CheckConstraint("(status = 'published') = (published_at IS NOT NULL)", name="published_has_time"),
-    Index(None, "status", "available_at", "id"),
+    Index(None, "status", "queue", "available_at", "id"),
     Index(None, "status", "claim_until"),
     Index(None, "claim_token"),
     Index(None, "aggregate_id"),

@@ -47,6 +47,12 @@ def row(state: JobState, **changes: object) -> JobRow:
         lease_token="token" if running else None,
         locked_by="executor-1" if running else None,
         lock_until=NOW if running else None,
+        lapsed_at=None,
+        takeover_count=0,
+        run_at=None,
+        due_at=None,
+        retry_of=None,
+        root_job_id=None,
         cancel_requested_at=None,
         created_at=NOW,
         started_at=None,
@@ -104,7 +110,7 @@ def test_every_pair_of_states(from_state: JobState, to_state: JobState) -> None:
     for make in (make for (begin, end), make in CHANGES.items() if end == to_state and begin != from_state):
         with pytest.raises(AijobsError):
             make(row(from_state))
-    if not from_state == to_state == JobState.RUNNING:  # notes: a history entry without a change
+    if from_state != to_state or from_state.terminal:  # notes: a history entry without a change of state
         with pytest.raises(ValueError, match="no change from"):
             Change(
                 job_id="job-1",

@@ -4,7 +4,7 @@ MySQL commits every CREATE by itself: a migration that was killed leaves the fir
 go on from there instead of failing on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,3 +23,25 @@ def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool)
     present = {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}
     if name not in present:
         op.create_index(name, table, list(columns), unique=unique)
+
+
+def drop_index(name: str, table: str) -> None:
+    """Drop an index if it is there."""
+    if name in {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}:
+        op.drop_index(name, table)
+
+
+def alter_table(name: str, *, columns: Sequence[sa.Column[Any]] = (), checks: Mapping[str, str] | None = None) -> None:
+    """Add the columns that are missing, and give constraints these conditions, whatever they had before."""
+    inspector = sa.inspect(op.get_bind())
+    present = {column["name"] for column in inspector.get_columns(name)}
+    constraints = {check["name"] for check in inspector.get_check_constraints(name)}
+    # On SQLite this copies the whole table: it cannot change a constraint in place.
+    with op.batch_alter_table(name) as batch:
+        for column in columns:
+            if column.name not in present:
+                batch.add_column(column)
+        for constraint, condition in (checks or {}).items():
+            if constraint in constraints:
+                batch.drop_constraint(op.f(constraint), type_="check")
+            batch.create_check_constraint(op.f(constraint), condition)

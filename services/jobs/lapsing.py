@@ -1,0 +1,125 @@
+"""Ending leases whose holder is gone (LC-7).
+
+Three things end a lease without an outcome: its holder gives it back (`execution.py`), its holder's session is lost
+(`sessions.py`), or nobody renewed it in time, which the reaper here finds. The rows are read without locks, then locked
+in the order of their ids and judged again: a heartbeat or a report that came in between has saved its run. So the
+reaper may run on every replica at once.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from aijobs.errors import Unavailable
+from aijobs.states import JobState
+from services.jobs import events, lifecycle
+from services.jobs.store import changes, executors, outbox
+from services.jobs.store import jobs as job_store
+from services.jobs.store.database import Database, Transaction
+from services.jobs.store.jobs import JobRow
+from services.jobs.wakeups import Wakeups
+
+#: Leases in one transaction of the reaper.
+CHUNK = 100
+#: Executors that were not seen for so long are forgotten.
+FORGET_EXECUTOR_AFTER = timedelta(days=2)
+FORGET_CHUNK = 500
+log = structlog.get_logger()
+
+
+class JobLapsing:
+    """Ends leases; `run` is the reaper.
+
+    Args:
+        database: where the jobs are.
+        wakeups: who is told.
+        most_takeovers: how often a job may lose its holder and still be run again (ruling 5).
+        grace: how long after its end a lease may still be renewed.
+        interval: between two looks of the reaper.
+
+    """
+
+    name = "reaper"
+
+    def __init__(
+        self, database: Database, wakeups: Wakeups, *, most_takeovers: int, grace: timedelta, interval: timedelta
+    ) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._most_takeovers = most_takeovers
+        self._grace = grace
+        self._interval = interval
+
+    async def run(self) -> None:
+        """Reap until cancelled. Never ends by a fault of the database."""
+        while True:
+            await asyncio.sleep(self._interval.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311 - spreads
+            try:
+                await self.reap()
+                await self._database.write(
+                    lambda tx: executors.forget(tx, unseen=FORGET_EXECUTOR_AFTER, limit=FORGET_CHUNK)
+                )
+            except Unavailable:
+                log.warning("leases not reaped: the database cannot be reached")
+
+    async def reap(self) -> int:
+        """Lapse the leases that ended longer than the grace ago, and return how many.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await self._lapse_expired(self._grace)
+
+    async def lapse_every_lease(self) -> int:
+        """Lapse all leases, for an engine whose only executor has just been started; returns how many.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await self._lapse_expired(None)
+
+    async def lapse_session(self, tx: Transaction, executor_id: str) -> None:
+        """Lapse every lease of an executor, whose row the transaction holds."""
+        await self._lapse(tx, await executors.held_jobs(tx, executor_id), "session lost")
+
+    async def _lapse_expired(self, grace: timedelta | None) -> int:
+        total = 0
+        while True:
+            ids = await self._database.read(lambda tx: job_store.expired_leases(tx, grace, CHUNK))
+            if ids:
+                total += await self._database.write(partial(self._lapse_if_expired, job_ids=ids, grace=grace))
+            if len(ids) < CHUNK:
+                return total
+
+    async def _lapse_if_expired(self, tx: Transaction, job_ids: Sequence[str], grace: timedelta | None) -> int:
+        still = await job_store.expired_leases(tx, grace, CHUNK, among=job_ids, lock=True)
+        return await self._lapse(tx, still, "lease expired" if grace is not None else "engine restarted")
+
+    async def _lapse(self, tx: Transaction, job_ids: Sequence[str], reason: str) -> int:
+        rows = await job_store.get(tx, job_ids, lock=True)
+        planned = [
+            lifecycle.lapse(job, reason=reason, most_takeovers=self._most_takeovers)
+            for job in rows.values()
+            if _leased(job)
+        ]
+        await changes.apply(tx, planned)
+        ids = [change.job_id for change in planned]
+        rows = await job_store.get(tx, ids)
+        await outbox.append(tx, [event for job_id in ids if (event := events.of_change(rows[job_id]))])
+        for change in planned:
+            log.warning(
+                "lease lapsed", job_id=change.job_id, attempt=change.attempt, reason=reason, outcome=str(change.kind)
+            )
+        tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
+        tx.after_commit(self._wakeups.events.give)
+        return len(planned)
+
+
+def _leased(job: JobRow) -> bool:
+    return job.lifecycle_status == JobState.RUNNING and job.lapsed_at is None

@@ -1,0 +1,146 @@
+"""The sweep: no job waits for ever, whatever became of its message (LC-13).
+
+A job that waits for a lock has an enqueue event under its present dispatch number. Once that is published, the job's
+message is in the broker or in the hands of an executor, unless it was lost. It is taken for lost when an executor of
+its queue has had a free slot, without a break, for longer than any message takes to arrive: a message that exists would
+have been given to it. Then the job is dispatched again under its next number; if the message turns up all the same, the
+lock decides. The job's row is judged, not its events: they may be gone, and then that is what was lost.
+
+What was read is judged again on the locked row before it is written, so the sweep may run on every replica at once.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from aijobs.errors import Unavailable
+from services.jobs import events, lifecycle
+from services.jobs.store import changes, executors, outbox, queues
+from services.jobs.store import jobs as job_store
+from services.jobs.store.database import Database, Transaction
+from services.jobs.store.jobs import JobRow
+from services.jobs.store.outbox import Dispatch, EventStatus
+from services.jobs.wakeups import Wakeups
+
+ZERO = timedelta(0)
+#: Jobs in one transaction.
+CHUNK = 100
+#: Older reports of executors say nothing about now.
+FRESH_REPORT = timedelta(seconds=15)
+MOST_EXECUTORS = 1000
+#: On its way without our help: the outbox sends it, or releases the claim of a dispatcher that is gone.
+ON_ITS_WAY = (EventStatus.SCHEDULED, EventStatus.PENDING, EventStatus.PROCESSING)
+log = structlog.get_logger()
+
+
+class Reconciliation:
+    """Dispatches lost jobs again; `run` is the sweep.
+
+    Args:
+        database: where the jobs are.
+        wakeups: who is told.
+        patience: how long a message may take from the broker to an executor that is idle.
+        interval: between two sweeps.
+
+    """
+
+    name = "sweep"
+
+    def __init__(self, database: Database, wakeups: Wakeups, *, patience: timedelta, interval: timedelta) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._patience = patience
+        self._interval = interval
+
+    async def run(self) -> None:
+        """Sweep until cancelled. Never ends by a fault of the database."""
+        while True:
+            await asyncio.sleep(self._interval.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311 - spreads
+            try:
+                await self.sweep()
+            except Unavailable:
+                log.warning("waiting jobs not looked through: the database cannot be reached")
+
+    async def sweep(self) -> int:
+        """Dispatch the waiting jobs again whose message is lost, and return how many.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        total = 0
+        for queue in await self._database.read(self._idle_queues):
+            total += await self._sweep_queue(queue, self._patience)
+        return total
+
+    async def dispatch_all_again(self) -> int:
+        """Dispatch every waiting job again, for an engine whose broker has just begun empty; returns how many.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await self._sweep_queue("", None)
+
+    async def _idle_queues(self, tx: Transaction) -> Sequence[str]:
+        """Return the queues that an executor has waited on for longer than our patience, and that are not paused."""
+        paused = await queues.paused(tx)
+        idle: set[str] = set()
+        for executor in await executors.latest(tx, within=FRESH_REPORT, limit=MOST_EXECUTORS):
+            age = executor.read_at - executor.reported_at
+            if age > FRESH_REPORT or executor.disconnected_at is not None or executor.drain_requested_at is not None:
+                continue
+            idle |= {load.queue for load in executor.queues if load.free_slots and load.idle + age >= self._patience}
+        return sorted(idle - paused)
+
+    async def _sweep_queue(self, queue: str, patience: timedelta | None) -> int:
+        """Go through the waiting jobs of a queue; no patience: whatever was sent is lost."""
+        total, after = 0, ""
+        while True:
+            look = partial(job_store.waiting, queue=queue, after=after, limit=CHUNK, unlocked_for=patience or ZERO)
+            found = await self._database.read(look)
+            if found:
+                total += await self._database.write(partial(self._dispatch_lost, found=found, patience=patience))
+            if len(found) < CHUNK:
+                return total
+            after = found[-1].job_id
+
+    async def _dispatch_lost(self, tx: Transaction, found: Sequence[JobRow], patience: timedelta | None) -> int:
+        keys = {job.job_id: events.dispatch_key(job.job_id, job.dispatch_no) for job in found}
+        dispatches = await outbox.dispatches(tx, list(keys.values()))
+        lost = [job for job in found if _is_lost(job, dispatches.get(keys[job.job_id]), patience)]
+        if not lost:
+            return 0
+        rows = await job_store.get(tx, [job.job_id for job in lost], lock=True)
+        planned = [
+            lifecycle.dispatch_again(rows[job.job_id], reason="message lost")
+            for job in lost
+            if rows[job.job_id].waits and rows[job.job_id].dispatch_no == job.dispatch_no
+        ]
+        await changes.apply(tx, planned)
+        ids = [change.job_id for change in planned]
+        after = await job_store.get(tx, ids)
+        await outbox.append(tx, [events.enqueue(after[job_id]) for job_id in ids])
+        if ids:
+            log.warning("messages lost; jobs dispatched again", jobs=len(ids), first=ids[0])
+            tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
+            tx.after_commit(self._wakeups.events.give)
+        return len(ids)
+
+
+def _is_lost(job: JobRow, dispatch: Dispatch | None, patience: timedelta | None) -> bool:
+    """Tell whether nothing is on its way that could lead to a lock of the job."""
+    if dispatch is None:
+        return True
+    if dispatch.status == EventStatus.DEAD:
+        log.error("job waits for a dead event; an operator must requeue it", job_id=job.job_id)
+        return False
+    if patience is None:
+        return dispatch.status != EventStatus.PENDING
+    if dispatch.status in ON_ITS_WAY:
+        return False
+    return dispatch.published_at is None or dispatch.published_at <= job.read_at - patience

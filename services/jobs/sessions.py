@@ -1,0 +1,199 @@
+"""Executor sessions: who is there, who is told what, and what happens when one breaks (LC-8).
+
+    hello ──▶ epoch 1 ──hello──▶ epoch 2 …           each hello of an executor begins a session, at any replica
+                 │
+              breaks: disconnected_at ──grace──▶ lost: its leases lapse, the epoch rises once more
+                                         └ a new hello, or any successful call of the executor, ends the suspicion
+
+The replica that held a session suspects its executor when the stream breaks. It notes that in the executor's row, gives
+it a grace to come back, here or at another replica, and then ends its leases in one transaction that looks again: the
+epoch must be the same, and no call of the executor may have succeeded since. It must also come in time: if the database
+was away meanwhile, the executor could not come back either, and gets a full grace from then on. A replica that stops
+suspects nobody. All of that is only to be quick; a lease that nobody renews ends by itself.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum, auto
+
+import structlog
+
+from aijobs.backoff import Backoff
+from aijobs.errors import ShuttingDown, Unavailable
+from services.jobs.lapsing import JobLapsing
+from services.jobs.store import executors
+from services.jobs.store.database import Database, Transaction
+from services.jobs.store.executors import CancelledRun, Hello, QueueLoad
+from services.jobs.wakeups import Wakeups
+
+#: How often cancels and drains of other replicas are looked for; those of this one are told at once.
+POLL_INTERVAL = timedelta(milliseconds=500)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRun:
+    """Stop a run and confirm that it is cancelled."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Take no more jobs."""
+
+
+Command = CancelRun | Drain
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One open stream of an executor. Commands wait in it until the stream has sent them."""
+
+    executor_id: str
+    epoch: int
+    commands: asyncio.Queue[Command] = field(default_factory=asyncio.Queue)
+    told: set[Command] = field(default_factory=set)
+
+    def tell(self, command: Command) -> None:
+        """Send a command, once a session."""
+        if command not in self.told:
+            self.told.add(command)
+            self.commands.put_nowait(command)
+
+
+class Verdict(Enum):
+    """What a look at a suspect found."""
+
+    #: It came back, or has given a sign of life.
+    THERE = auto()
+    #: Its leases have ended.
+    LOST = auto()
+    #: The look came too late to mean anything.
+    TOO_LATE = auto()
+
+
+class ExecutorSessions:
+    """The sessions of this replica; `run` tells executors of cancels and drains."""
+
+    name = "executor sessions"
+
+    def __init__(self, database: Database, wakeups: Wakeups, lapsing: JobLapsing, *, grace: timedelta) -> None:
+        self._database = database
+        self._wakeups = wakeups
+        self._lapsing = lapsing
+        self._grace = grace
+        self._sessions: set[Session] = set()
+        self._suspicions: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def open(self, hello: Hello) -> Session:
+        """Begin a session. Earlier ones of the executor are over from here on.
+
+        Raises:
+            ShuttingDown: this replica takes no more sessions.
+            Unavailable: the database cannot be reached.
+
+        """
+        if self._stopping:
+            raise ShuttingDown
+        epoch = await self._database.write(lambda tx: executors.say_hello(tx, hello))
+        session = Session(hello.executor_id, epoch)
+        self._sessions.add(session)
+        # What was requested while it was away is told with the next look, which is now.
+        self._wakeups.commands.give()
+        log.info("executor connected", executor_id=hello.executor_id, epoch=epoch)
+        return session
+
+    async def report(self, session: Session, queues: Sequence[QueueLoad]) -> None:
+        """Store how busy an executor is.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        await self._database.write(lambda tx: executors.report(tx, session.executor_id, session.epoch, queues))
+
+    def close(self, session: Session) -> None:
+        """End a session whose stream broke; its executor is suspected unless this replica is stopping."""
+        self._sessions.discard(session)
+        if self._stopping:
+            return
+        log.info("executor disconnected", executor_id=session.executor_id, epoch=session.epoch)
+        task = asyncio.create_task(self._suspect(session))
+        self._suspicions.add(task)
+        task.add_done_callback(self._suspicions.discard)
+
+    def stop(self) -> None:
+        """Suspect nobody any more: streams that end from here on end because of us."""
+        self._stopping = True
+        for task in self._suspicions:
+            task.cancel()
+
+    async def run(self) -> None:
+        """Tell executors of cancels and drains until cancelled. Never ends by a fault of the database."""
+        try:
+            while True:
+                seen = self._wakeups.commands.count
+                if self._sessions:
+                    try:
+                        await self._tell_all()
+                    except Unavailable:
+                        log.warning("executors not told of cancels: the database cannot be reached")
+                await self._wakeups.commands.beyond(seen, POLL_INTERVAL)
+        finally:
+            self.stop()
+
+    async def _tell_all(self) -> None:
+        ids = {session.executor_id for session in self._sessions}
+
+        async def work(tx: Transaction) -> tuple[Sequence[CancelledRun], frozenset[str]]:
+            return await executors.cancelled_runs(tx, ids), await executors.draining(tx, ids)
+
+        cancelled, draining = await self._database.read(work)
+        for session in self._sessions:
+            for run in cancelled:
+                if run.executor_id == session.executor_id:
+                    session.tell(CancelRun(job_id=run.job_id, attempt=run.attempt))
+            if session.executor_id in draining:
+                session.tell(Drain())
+
+    async def _suspect(self, session: Session) -> None:
+        """Give the executor of a broken session its grace, and end its leases if it does not come back."""
+        backoff = Backoff()
+        while True:
+            try:
+                if not await self._disconnect(session):
+                    return
+                await asyncio.sleep(self._grace.total_seconds())
+                verdict = await self._judge(session)
+            except Unavailable:
+                await backoff.wait()
+                continue
+            if verdict is Verdict.TOO_LATE:
+                log.warning("executor gets another grace: the database was slow", executor_id=session.executor_id)
+                continue
+            if verdict is Verdict.LOST:
+                log.warning("executor lost", executor_id=session.executor_id, epoch=session.epoch)
+            return
+
+    async def _disconnect(self, session: Session) -> bool:
+        return await self._database.write(lambda tx: executors.disconnect(tx, session.executor_id, session.epoch))
+
+    async def _judge(self, session: Session) -> Verdict:
+        """End the leases of a suspect in one transaction that looks again."""
+
+        async def work(tx: Transaction) -> Verdict:
+            executor = await executors.get(tx, session.executor_id, lock=True)
+            if executor is None or executor.session_epoch != session.epoch or not executor.under_suspicion:
+                return Verdict.THERE
+            if executor.disconnected_at is None or executor.read_at - executor.disconnected_at > 2 * self._grace:
+                return Verdict.TOO_LATE
+            await self._lapsing.lapse_session(tx, executor.executor_id)
+            await executors.lose(tx, executor)
+            return Verdict.LOST
+
+        return await self._database.write(work)
