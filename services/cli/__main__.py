@@ -62,7 +62,13 @@ def _run(arguments: list[str], output: Output) -> int:  # noqa: PLR0911 - one fo
         raise
     except AijobsError as error:
         violations = [{"field": v.field, "description": v.description} for v in error.violations]
-        details = {"reason": error.reason, "status": error.status.name, "violations": violations}
+        quotas = [{"subject": v.subject, "description": v.description} for v in error.quota_violations]
+        details = {
+            "reason": error.reason,
+            "status": error.status.name,
+            "violations": violations,
+            "quota_violations": quotas,
+        }
         output.error(error.message, advice=error.advice, details=details)
         return exit_of(error)
     except CommandError as error:

@@ -21,6 +21,8 @@ from aijobs.errors import (
     JobNotCancellable,
     JobNotFound,
     PermissionDenied,
+    QuotaExceeded,
+    QuotaViolation,
     ServerBusy,
     Unauthenticated,
     Unavailable,
@@ -113,7 +115,17 @@ async def test_an_error_for_programs_is_one_json_document() -> None:
         "reason": "INVALID_INPUT",
         "status": "INVALID_ARGUMENT",
         "violations": [{"field": "input.text", "description": "too long"}],
+        "quota_violations": [],
     }
+
+
+async def test_a_reached_limit_is_named_for_programs() -> None:
+    limit = QuotaViolation("user:u-1", "30 of 30 jobs today")
+    ended = await raising(QuotaExceeded("no more jobs today", quota_violations=[limit]), *CREATE, "--json")
+    assert (ended.status, ended.out) == (5, "")
+    assert json.loads(ended.err)["error"]["quota_violations"] == [
+        {"subject": "user:u-1", "description": "30 of 30 jobs today"}
+    ]
 
 
 async def test_nobody_at_the_address_is_said_within_seconds() -> None:
