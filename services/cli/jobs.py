@@ -45,7 +45,7 @@ def create(
     ] = None,
     delay: Annotated[
         int | None,
-        typer.Option("--delay", metavar="SECONDS", min=0, max=MOST_DELAY, help="The same, from now by this clock."),
+        typer.Option("--delay", metavar="SECONDS", min=0, max=MOST_DELAY, help="The same, counted by this machine."),
     ] = None,
     watch: Watch = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, create nothing.")] = False,
