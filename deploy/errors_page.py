@@ -32,8 +32,9 @@ Two different things. A **refusal** answers a call: a gRPC status with one `goog
 ## Refusals
 
 Every refusal carries a reason, which stays the same over versions, and in the metadata entry `advice` what to do next.
-Fields that are wrong are named in a `google.rpc.BadRequest`, waits in a `google.rpc.RetryInfo`. The message is public:
-it holds no addresses, paths or stack traces. In batched calls the same reasons stand in each item's own error.
+Fields that are wrong are named in a `google.rpc.BadRequest`, limits that are reached in a `google.rpc.QuotaFailure`
+with whose they are (`user:` and the id), waits in a `google.rpc.RetryInfo`. The message is public: it holds no
+addresses, paths or stack traces. In batched calls the same reasons stand in each item's own error.
 
 """
 CLIENTS = """

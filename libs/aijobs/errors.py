@@ -48,6 +48,14 @@ class FieldViolation:
     description: str
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """One limit that the request would exceed. The subject is whose limit it is, for example `user:u-1`."""
+
+    subject: str
+    description: str
+
+
 class AijobsError(Exception):
     """Base of all. `advice` tells a person what to do next."""
 
@@ -60,11 +68,13 @@ class AijobsError(Exception):
         message: str,
         *,
         violations: Sequence[FieldViolation] = (),
+        quota_violations: Sequence[QuotaViolation] = (),
         retry_after: timedelta | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.violations = tuple(violations)
+        self.quota_violations = tuple(quota_violations)
         self.retry_after = retry_after
 
     @property
@@ -74,11 +84,18 @@ class AijobsError(Exception):
 
     @classmethod
     def rebuilt(
-        cls, message: str, *, violations: Sequence[FieldViolation] = (), retry_after: timedelta | None = None
+        cls,
+        message: str,
+        *,
+        violations: Sequence[FieldViolation] = (),
+        quota_violations: Sequence[QuotaViolation] = (),
+        retry_after: timedelta | None = None,
     ) -> Self:
         """Build an error from what came over the wire, whatever the constructor of its class asks for."""
         error = cls.__new__(cls)
-        AijobsError.__init__(error, message, violations=violations, retry_after=retry_after)
+        AijobsError.__init__(
+            error, message, violations=violations, quota_violations=quota_violations, retry_after=retry_after
+        )
         return error
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aijobs.errors import AijobsError
-from services.cli import engine, job_types, jobs
+from services.cli import availability, engine, executors, job_types, jobs, queues
 from services.cli.exits import HELP, CommandError, Exit, exit_of
 from services.cli.output import Output, OutputClosedError
 from services.cli.session import DEFAULT_ADDRESS, Session
@@ -21,7 +21,8 @@ app = typer.Typer(
     help="The command line of the aijobs engine.",
     epilog=HELP,
 )
-app.add_typer(jobs.app, name="jobs")
+for name, group in (("jobs", jobs), ("executors", executors), ("queues", queues), ("platform", availability)):
+    app.add_typer(group.app, name=name)
 for command in (job_types.types, engine.migrate, engine.token, engine.dev, engine.demo):
     app.command()(command)
 
@@ -62,7 +63,13 @@ def _run(arguments: list[str], output: Output) -> int:  # noqa: PLR0911 - one fo
         raise
     except AijobsError as error:
         violations = [{"field": v.field, "description": v.description} for v in error.violations]
-        details = {"reason": error.reason, "status": error.status.name, "violations": violations}
+        quotas = [{"subject": v.subject, "description": v.description} for v in error.quota_violations]
+        details = {
+            "reason": error.reason,
+            "status": error.status.name,
+            "violations": violations,
+            "quota_violations": quotas,
+        }
         output.error(error.message, advice=error.advice, details=details)
         return exit_of(error)
     except CommandError as error:

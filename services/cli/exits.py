@@ -23,9 +23,9 @@ class Exit(IntEnum):
 
 
 HELP = (
-    "Exit status: 0 fine; 1 the job ended failed or cancelled (watch, create --watch); 2 bad usage or invalid input; "
+    "Exit status: 0 fine; 1 the job ended failed or cancelled (jobs watch, --watch); 2 bad usage or invalid input; "
     "3 not found; 4 refused (wrong state, already exists, not permitted, not authenticated); 5 unreachable, "
-    "unavailable, busy or too slow; 70 a bug; 74 the output cannot be written; 130 interrupted; "
+    "unavailable, busy or too slow, or a limit is reached; 70 a bug; 74 the output cannot be written; 130 interrupted; "
     "141 the reader of the output went away."
 )
 

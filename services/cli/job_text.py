@@ -37,10 +37,15 @@ def clock(timestamp: Timestamp) -> str:
     return f"{moment(timestamp):%Y-%m-%d %H:%M:%S}Z" if timestamp.seconds else ""
 
 
+def start_line(job: job_pb2.Job) -> str:
+    """Return since when a job may start; it may still have to wait for an executor."""
+    return f"not started before {clock(job.run_at)}"
+
+
 def change_line(update: job_service_pb2.WatchJobResponse) -> str:
     """Return the line about one change: when, the state, what happened."""
     change = update.transition
-    words = [change.kind.replace("_", " ")]
+    words = [_happening(change, update.job)]
     if change.attempt:
         words.append(f"attempt {change.attempt}")
     if change.reason:
@@ -49,10 +54,26 @@ def change_line(update: job_service_pb2.WatchJobResponse) -> str:
     return f"{when:>9}  {state_word(change.to_state):<9}  {', '.join(words)}"
 
 
+def _happening(change: job_pb2.Transition, job: job_pb2.Job) -> str:
+    """Return what happened; a kind that this version does not know, in its own words."""
+    by = f" by {change.actor}" if change.actor.startswith("executor:") else ""
+    match change.kind:
+        case "retried":
+            return "created to repeat " + (job.retry_of or "another job")
+        case "lapsed":
+            return "lease lapsed"
+        case "handed_back" | "taken_over":
+            return change.kind.replace("_", " ") + by
+        case kind:
+            return kind.replace("_", " ")
+
+
 def presence_line(job: job_pb2.Job) -> str:
     """Return the line about a job as it is found when a watch begins."""
     when = elapsed(job, moment(job.finish_time) if job.state in TERMINAL_VALUES else datetime.now(UTC))
     words = [f"{job.progress} %"] if job.state == job_pb2.JOB_STATE_RUNNING else []
+    if job.state == job_pb2.JOB_STATE_QUEUED and job.HasField("run_at"):
+        words.append(start_line(job))
     return f"{when:>9}  {state_word(job.state):<9}  {', '.join([f'job {job.job_id}', *words])}"
 
 
@@ -80,9 +101,12 @@ def fields(job: job_pb2.Job) -> dict[str, str]:
         "progress": f"{job.progress} %" if job.state == job_pb2.JOB_STATE_RUNNING else "",
         "labels": ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())),
         "key": job.idempotency_key,
+        "retry of": job.retry_of,
         "attempt": str(job.attempt or ""),
+        "takeovers": str(job.takeover_count or ""),
         "retries": f"{job.retry_count} of {job.max_retries}",
         "created": clock(job.create_time),
+        "run at": clock(job.run_at),
         "started": clock(job.start_time),
         "finished": clock(job.finish_time),
         "cancel": f"asked for at {clock(job.cancel_request_time)}" if job.HasField("cancel_request_time") else "",

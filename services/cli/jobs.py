@@ -1,24 +1,24 @@
-"""`aijobs jobs …`: create, get, watch, list and cancel."""
+"""`aijobs jobs …`: create, get, watch, list, cancel and retry."""
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aijobs.canonical import NotStrictJson, parse
 from aijobs.client.client import LARGEST_PAGE
-from aijobs.errors import InvalidInput
 from aijobs.states import JobState
-from aijobs.v1 import job_pb2, job_service_pb2
-from services.cli import job_text, watching
+from aijobs.v1 import job_admin_service_pb2, job_pb2, job_service_pb2
+from services.cli import job_options, job_text, watching
 from services.cli.exits import CommandError, Exit
 from services.cli.session import Session, session_of
 
-app = typer.Typer(no_args_is_help=True, help="Create jobs, look at them, follow them, cancel them.")
+#: As far ahead as the service takes it, in seconds.
+MOST_DELAY = 366 * 86_400
+
+app = typer.Typer(no_args_is_help=True, help="Create jobs, look at them, follow them, cancel and retry them.")
 
 User = Annotated[str, typer.Option("--user", help="The user on whose behalf to ask; anybody's job if not given.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Follow the job until it has ended.")]
 
 
 @app.command()
@@ -39,14 +39,23 @@ def create(
     priority: Annotated[
         int | None, typer.Option("--priority", min=0, max=100, help="From 0 (first) to 100 (last).")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it has ended.")] = False,
+    run_at: Annotated[
+        str | None,
+        typer.Option("--run-at", metavar="TIME", help="When it may start, in ISO 8601 with a zone: 2026-12-24T18:00Z."),
+    ] = None,
+    delay: Annotated[
+        int | None,
+        typer.Option("--delay", metavar="SECONDS", min=0, max=MOST_DELAY, help="The same, counted by this machine."),
+    ] = None,
+    watch: Watch = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, create nothing.")] = False,
 ) -> None:
     """Create a job."""
     if watch and dry_run:
         raise typer.BadParameter("there is nothing to watch after --dry-run")
     session = session_of(context)
-    payload, labels = _input(input_text, input_file), _labels(label or [])
+    payload, labels = job_options.input_json(input_text, input_file), job_options.labels(label or [])
+    start = job_options.run_at(run_at, delay)
 
     async def command() -> Exit:
         async with session.client() as client:
@@ -58,13 +67,11 @@ def create(
                 strict_idempotency=strict_key,
                 labels=labels,
                 priority=priority,
+                run_at=start,
                 validate_only=dry_run,
             )
         _show_created(session, answer, dry_run=dry_run, watched=watch)
-        if not watch:
-            return Exit.OK
-        async with session.client(watching.PATIENCE) as client:
-            return await watching.watch(client, session.output, answer.job.job_id, user_id=user, after_sequence=0)
+        return await _follow(session, answer.job.job_id, user) if watch else Exit.OK
 
     _end(session.run(command))
 
@@ -179,6 +186,31 @@ def cancel(
         session.output.text(f"job {job_id} is cancelled")
 
 
+@app.command()
+def retry(
+    context: typer.Context,
+    job_id: JobId,
+    reason: Annotated[str, typer.Option("--reason", help="Words for the new job's history.")] = "",
+    watch: Watch = False,
+) -> None:
+    """Make a new job with the input of one that failed or was cancelled. Needs the admin role."""
+    session = session_of(context)
+
+    async def command() -> Exit:
+        async with session.client() as client:
+            job = await client.retry(job_id, reason=reason)
+        if session.output.machine:
+            # As `create` does, so that programs find the new job's id at the same place.
+            session.output.document(job_admin_service_pb2.RetryJobResponse(job=job))
+        else:
+            session.output.text(f"created job {job.job_id}, which repeats {job.retry_of or job_id}")
+            if not watch:
+                _say_how_to_follow(session, job)
+        return await _follow(session, job.job_id) if watch else Exit.OK
+
+    _end(session.run(command))
+
+
 def _show_created(session: Session, answer: job_service_pb2.CreateJobResponse, *, dry_run: bool, watched: bool) -> None:
     if session.output.machine:
         session.output.document(answer)
@@ -187,49 +219,20 @@ def _show_created(session: Session, answer: job_service_pb2.CreateJobResponse, *
     else:
         found = "found the earlier job" if answer.deduplicated else "created job"
         differs = ", which was asked for differently" if answer.request_differs else ""
-        session.output.text(f"{found} {answer.job.job_id}{differs}")
+        start = f", {job_text.start_line(answer.job)}" if answer.job.HasField("run_at") else ""
+        session.output.text(f"{found} {answer.job.job_id}{differs}{start}")
         if not watched:
-            session.output.note(f"follow it: aijobs jobs watch {answer.job.job_id}")
+            _say_how_to_follow(session, answer.job)
 
 
-def _input(text: str | None, file: str | None) -> str:
-    """Return the input as JSON text, exactly as it was written.
-
-    Raises:
-        InvalidInput: no JSON.
-        CommandError: the file cannot be read.
-        typer.BadParameter: given twice.
-
-    """
-    if text is not None and file is not None:
-        raise typer.BadParameter("give either --input or --input-file")
-    if file is not None:
-        try:
-            text = sys.stdin.buffer.read().decode() if file == "-" else Path(file).read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise InvalidInput.field("input", f"{file} is not UTF-8 text") from error
-        except OSError as error:
-            message = f"cannot read {file}: {error.strerror}"
-            raise CommandError(message, advice="Name a file that can be read.", status=Exit.BAD_INPUT) from error
-    if text is None:
-        return "{}"
-    try:
-        parse(text)
-    except NotStrictJson as error:
-        raise InvalidInput.field("input", str(error)) from error
-    return text
+def _say_how_to_follow(session: Session, job: job_pb2.Job) -> None:
+    session.output.note(f"follow it: aijobs jobs watch {job.job_id}")
 
 
-def _labels(pairs: list[str]) -> dict[str, str]:
-    labels: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"--label {pair!r} is not of the form K=V")
-        if key in labels:
-            raise typer.BadParameter(f"--label {key!r} was given twice")
-        labels[key] = value
-    return labels
+async def _follow(session: Session, job_id: str, user: str = "") -> Exit:
+    """Show a new job from its beginning to its end."""
+    async with session.client(watching.PATIENCE) as client:
+        return await watching.watch(client, session.output, job_id, user_id=user, after_sequence=0)
 
 
 def _end(status: Exit) -> None:

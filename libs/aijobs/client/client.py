@@ -2,71 +2,32 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing
-from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 from uuid import uuid4
 
-import grpc
 from google.protobuf.message import Message
 from pydantic import JsonValue
 
-from aijobs.client.repetition import Patience
+from aijobs.client.operators import OperatorCalls
 from aijobs.client.watching import Watch
 from aijobs.errors import DeadlineExceeded, InvalidInput
-from aijobs.rpc.channel import DEFAULT_TIMEOUT, open_channel
 from aijobs.rpc.job_states import TERMINAL_VALUES, to_proto
-from aijobs.rpc.status import from_rpc_error
 from aijobs.states import JobState
-from aijobs.v1 import job_admin_service_pb2, job_admin_service_pb2_grpc, job_pb2, job_service_pb2, job_service_pb2_grpc
+from aijobs.v1 import job_pb2, job_service_pb2
 
 _MessageT = TypeVar("_MessageT", bound=Message)
-_ResponseT = TypeVar("_ResponseT", bound=Message)
 LARGEST_PAGE = 100
 
 
-class Client:
-    """A connection to the jobs service. Use it as an async context manager, and one for the whole process.
+class Client(OperatorCalls):
+    """The jobs service as its callers see it. Use it as an async context manager, and one for the whole process.
 
-    Every method raises the errors of `aijobs.errors`; those that the contract names are given in job_service.proto.
-
-    Args:
-        address: `host:port` or `dns:///host:port`.
-        token: bearer token; None if the service asks for none.
-        timeout: for each try of a call that is no stream.
-        patience: how long calls are repeated, and a cut watch is resumed, while the service cannot be reached.
-
-    Raises:
-        ValueError: the address or the token cannot be one.
-
+    Every method raises the errors of `aijobs.errors`; those that the contract names are given in job_service.proto. The
+    calls for operators are in `OperatorCalls`, what the constructor takes in `Connection`.
     """
-
-    def __init__(
-        self,
-        address: str,
-        token: str | None = None,
-        *,
-        timeout: timedelta = DEFAULT_TIMEOUT,
-        patience: timedelta = timedelta(seconds=30),
-    ) -> None:
-        self._address = address
-        self._timeout = timeout
-        self._patience = patience
-        self._channel = open_channel(address, token)
-        self._jobs = job_service_pb2_grpc.JobServiceStub(self._channel)
-        self._admin = job_admin_service_pb2_grpc.JobAdminServiceStub(self._channel)
-
-    async def __aenter__(self) -> Self:
-        """Return the client; it connects with the first call."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connection."""
-        await self._channel.close()
 
     async def create(
         self,
@@ -80,6 +41,11 @@ class Client:
         strict_idempotency: bool = False,
         labels: Mapping[str, str] | None = None,
         priority: int | None = None,
+        credential_mode: str | None = None,
+        credential_id: str | None = None,
+        prompt_version: str | None = None,
+        output_schema_version: str | None = None,
+        run_at: datetime | None = None,
         validate_only: bool = False,
         request_id: str | None = None,
     ) -> job_service_pb2.CreateJobResponse:
@@ -95,14 +61,23 @@ class Client:
             strict_idempotency: refuse if that earlier request was a different one.
             labels: at most 16.
             priority: from 0 (first) to 100 (last); the definition's if unset.
+            credential_mode: whose key pays; the definition's if unset.
+            credential_id: the user's stored credential, for the modes that need one.
+            prompt_version: of the job type's prompt; the definition's if unset.
+            output_schema_version: the definition's if unset.
+            run_at: when the job may start, an aware time; at once if unset or past.
             validate_only: check everything and write nothing; the answer then has no job.
             request_id: only to repeat a request of which the answer was lost; made here otherwise.
 
         Raises:
             InvalidInput: a field is not as it must be; its subclasses say more.
             IdempotencyKeyReused: with strict keys only.
+            ValueError: `run_at` has no time zone.
 
         """
+        if isinstance(run_at, datetime) and run_at.utcoffset() is None:
+            # Protobuf would take it for UTC without a word.
+            raise ValueError("run_at: has no time zone; give an aware datetime, for example datetime.now(UTC)")
         request = _built(
             job_service_pb2.CreateJobRequest,
             request_id=request_id or str(uuid4()),
@@ -113,11 +88,20 @@ class Client:
             strict_idempotency=strict_idempotency,
             labels=dict(labels or {}),
             validate_only=validate_only,
+            run_at=run_at,
         )
         if target is not None:
             request.target.CopyFrom(job_pb2.Target(type=target[0], id=target[1]))
-        if priority is not None:
-            request.overrides.CopyFrom(_built(job_service_pb2.Overrides, priority=priority))
+        overrides = {
+            "priority": priority,
+            "credential_mode": credential_mode,
+            "credential_id": credential_id,
+            "prompt_version": prompt_version,
+            "output_schema_version": output_schema_version,
+        }
+        given = {name: value for name, value in overrides.items() if value is not None}
+        if given:
+            request.overrides.CopyFrom(_built(job_service_pb2.Overrides, **given))
         return await self._call(self._jobs.CreateJob, request)
 
     async def get(self, job_id: str, *, user_id: str = "", full: bool = False) -> job_pb2.Job:
@@ -227,25 +211,10 @@ class Client:
                 raise
             raise DeadlineExceeded(f"job {job.job_id} had not ended after {wait.total_seconds():g} s") from error
 
-    async def list_job_types(self) -> Sequence[job_admin_service_pb2.JobType]:
-        """Return every definition with its schemas, sorted by name. Needs the admin role."""
-        answer = await self._call(self._admin.ListJobTypes, job_admin_service_pb2.ListJobTypesRequest())
-        return tuple(answer.job_types)
-
     async def _until_ended(self, job_id: str, user_id: str) -> None:
         async with aclosing(self.watch(job_id, user_id=user_id)) as updates:
             async for _ in updates:
                 pass
-
-    async def _call(self, method: Callable[..., Awaitable[_ResponseT]], request: Message) -> _ResponseT:
-        patience = Patience(self._patience)
-        while True:
-            try:
-                return await method(request, timeout=self._timeout.total_seconds())
-            except grpc.aio.AioRpcError as error:
-                refusal = from_rpc_error(error, address=self._address)
-            # Outside of the handler: a caller reads our error alone, without gRPC's before it.
-            await patience.after(refusal)
 
 
 def _json_text(value: JsonValue) -> str:
@@ -261,6 +230,6 @@ def _built(kind: type[_MessageT], **fields: Any) -> _MessageT:
     for name, value in fields.items():
         try:
             message.MergeFrom(kind(**{name: value}))
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInput.field(name, f"cannot be {value!r:.80}") from error
     return message

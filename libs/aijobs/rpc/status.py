@@ -1,6 +1,7 @@
-"""Errors on the wire: `google.rpc.Status` with one ErrorInfo, BadRequest for fields and RetryInfo for waits (AP-2).
+"""Errors on the wire: `google.rpc.Status` with one ErrorInfo (AP-2).
 
-What is written here is read here: a client gets an error of the class that the server raised.
+Fields that are wrong go into a BadRequest, limits that are reached into a QuotaFailure, waits into a RetryInfo. What is
+written here is read here: a client gets an error of the class that the server raised.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it has no py.typed
     BadRequest,
     ErrorInfo,
+    QuotaFailure,
     RetryInfo,
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # as above
@@ -28,6 +30,7 @@ from aijobs.errors import (
     InvalidInput,
     PayloadTooLarge,
     PermissionDenied,
+    QuotaViolation,
     ServerBusy,
     Unauthenticated,
     Unimplemented,
@@ -39,17 +42,25 @@ from aijobs.errors import (
 # for a byte), and gRPC clients take 8 KiB by default. All in bytes of UTF-8.
 LONGEST_MESSAGE = 500
 LONGEST_FIELD = 100
+#: A user id has up to 128 characters; a subject that is cut names nobody.
+LONGEST_SUBJECT = 160
 LONGEST_DESCRIPTION = 300
+#: Those of fields and those of quotas together.
 LONGEST_VIOLATIONS = 3000
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 
 def to_status(error: AijobsError) -> grpc.Status:
-    """Return an error as gRPC sends it. Long texts are cut and only the first fields named, so that it always fits."""
+    """Return an error as gRPC sends it. Long texts are cut and only the first violations named: it always fits."""
     details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata={"advice": error.advice})]
+    room = LONGEST_VIOLATIONS
     if error.violations:
-        details.append(_bad_request(error.violations))
+        bad = _bad_request(error.violations, room)
+        details.append(bad)
+        room -= bad.ByteSize()
+    if error.quota_violations:
+        details.append(_quota_failure(error.quota_violations, room))
     if error.retry_after is not None:
         delay = Duration()
         delay.FromTimedelta(error.retry_after)
@@ -60,16 +71,30 @@ def to_status(error: AijobsError) -> grpc.Status:
     return rpc_status.to_status(status)
 
 
-def _bad_request(violations: Sequence[FieldViolation]) -> Message:
+def _bad_request(violations: Sequence[FieldViolation], room: int) -> Message:
     bad = BadRequest()
     for violation in violations:
         bad.field_violations.add(
             field=_cut(violation.field, LONGEST_FIELD), description=_cut(violation.description, LONGEST_DESCRIPTION)
         )
-        if bad.ByteSize() > LONGEST_VIOLATIONS:
+        if bad.ByteSize() > room:
             del bad.field_violations[-1]
             break
     message: Message = bad
+    return message
+
+
+def _quota_failure(violations: Sequence[QuotaViolation], room: int) -> Message:
+    failure = QuotaFailure()
+    for violation in violations:
+        failure.violations.add(
+            subject=_cut(violation.subject, LONGEST_SUBJECT),
+            description=_cut(violation.description, LONGEST_DESCRIPTION),
+        )
+        if failure.ByteSize() > room:
+            del failure.violations[-1]
+            break
+    message: Message = failure
     return message
 
 
@@ -88,6 +113,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> AijobsE
         return _from_bare_status(error.code(), message, address)
     retry = _first(details, RetryInfo)
     bad = _first(details, BadRequest)
+    quota = _first(details, QuotaFailure)
     known = {kind.reason: kind for kind in _kinds(AijobsError)}.get(info.reason)
     if known is None:
         advice = info.metadata.get("advice", "") or "See the documentation of the service for this reason."
@@ -95,6 +121,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> AijobsE
     return known.rebuilt(
         message,
         violations=[] if bad is None else [FieldViolation(v.field, v.description) for v in bad.field_violations],
+        quota_violations=[] if quota is None else [QuotaViolation(v.subject, v.description) for v in quota.violations],
         retry_after=None if retry is None else _timedelta(retry.retry_delay),
     )
 

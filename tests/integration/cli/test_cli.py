@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from aijobs.errors import (
     JobNotCancellable,
     JobNotFound,
     PermissionDenied,
+    QuotaExceeded,
+    QuotaViolation,
     ServerBusy,
     Unauthenticated,
     Unavailable,
@@ -28,44 +30,11 @@ from aijobs.errors import (
 )
 from aijobs.rpc.auth import TokenVerifier
 from aijobs.v1 import job_pb2, job_service_pb2
+from tests.integration.cli.program import Ended, aijobs, environment, start
 from tests.integration.rpc.serving import LIFE, ScriptedJobs, a_change, a_job, serving, the_job
 
 SECRET = "0123456789abcdef0123456789abcdef"
 JOB = a_job().job_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    status: int
-    out: str
-    err: str
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIJOBS_")}
-    return kept | {"COLUMNS": "200"} | more
-
-
-async def start(*arguments: str, stdin: int = asyncio.subprocess.DEVNULL, **env: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli"),
-        *arguments,
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(**env),
-    )
-
-
-async def aijobs(*arguments: str, stdin: bytes | None = None, **env: str) -> Ended:
-    pipe = asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE
-    process = await start(*arguments, stdin=pipe, **env)
-    async with asyncio.timeout(30):
-        out, err = await process.communicate(stdin)
-    assert process.returncode is not None
-    ended = Ended(status=process.returncode, out=out.decode(), err=err.decode())
-    assert "Traceback" not in ended.out + ended.err
-    return ended
 
 
 async def raising(error: AijobsError, *arguments: str) -> Ended:
@@ -113,7 +82,17 @@ async def test_an_error_for_programs_is_one_json_document() -> None:
         "reason": "INVALID_INPUT",
         "status": "INVALID_ARGUMENT",
         "violations": [{"field": "input.text", "description": "too long"}],
+        "quota_violations": [],
     }
+
+
+async def test_a_reached_limit_is_named_for_programs() -> None:
+    limit = QuotaViolation("user:u-1", "30 of 30 jobs today")
+    ended = await raising(QuotaExceeded("no more jobs today", quota_violations=[limit]), *CREATE, "--json")
+    assert (ended.status, ended.out) == (5, "")
+    assert json.loads(ended.err)["error"]["quota_violations"] == [
+        {"subject": "user:u-1", "description": "30 of 30 jobs today"}
+    ]
 
 
 async def test_nobody_at_the_address_is_said_within_seconds() -> None:
@@ -136,6 +115,15 @@ async def test_nobody_at_the_address_is_said_within_seconds() -> None:
         ((*CREATE, "--input-file", "no/such/file"), "cannot read no/such/file: No such file"),
         ((*CREATE, "--label", "nonsense"), "not of the form K=V"),
         ((*CREATE, "--watch", "--dry-run"), "nothing to watch"),
+        ((*CREATE, "--run-at", "tomorrow"), "--run-at 'tomorrow' is no time in ISO 8601"),
+        ((*CREATE, "--run-at", "2026-12-24T18:00"), "--run-at '2026-12-24T18:00' has no time zone: add Z"),
+        ((*CREATE, "--run-at", "9999-12-31T23:59-01:00"), "--run-at '9999-12-31T23:59-01:00' is no time"),
+        ((*CREATE, "--run-at", "2026-12-24T18:00Z", "--delay", "90"), "either --run-at or --delay"),
+        ((*CREATE, "--delay", "-1"), "'--delay'"),
+        ((*CREATE, "--delay", "nan"), "'--delay'"),
+        (("executors", "drain"), "Missing argument 'ID'"),
+        (("queues", "pause"), "Missing argument 'QUEUE'"),
+        (("platform", "maybe"), "No such command 'maybe'"),
         (("token", "--role", "admin", "--subject", "me"), "AIJOBS_TOKEN_SECRET must have at least 32 bytes"),
         (("migrate",), "Missing option '--database-url'"),
     ],
@@ -169,6 +157,36 @@ async def test_create_sends_everything_and_says_what_to_do_next(tmp_path: Path) 
     assert dict(first.labels) == {"a": "b", "c": "d=e"}
     assert (first.user_id, first.job_type, first.idempotency_key) == ("u-1", "synthetic", "k")
     assert (first.strict_idempotency, first.overrides.priority) == (True, 7)
+
+
+@pytest.mark.parametrize("time", ["2026-12-24T18:00:00Z", "2026-12-24T20:00+02:00", "20261224T180000Z"])
+async def test_create_sends_when_the_job_may_start_and_repeats_it_in_utc(time: str) -> None:
+    async def create(request, context):
+        return job_service_pb2.CreateJobResponse(job=a_job(run_at=request.run_at))
+
+    jobs = ScriptedJobs(create=create)
+    async with serving(jobs) as address:
+        ended = await aijobs(*CREATE, "--run-at", time, AIJOBS_ADDRESS=address)
+    assert (ended.status, ended.out) == (0, f"created job {JOB}, not started before 2026-12-24 18:00:00Z\n")
+    assert jobs.requests[0].run_at.ToDatetime(tzinfo=UTC) == datetime(2026, 12, 24, 18, tzinfo=UTC)
+
+
+async def test_a_delay_counts_from_now() -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address:
+        before = datetime.now(UTC)
+        ended = await aijobs(*CREATE, "--delay", "90", AIJOBS_ADDRESS=address)
+        after = datetime.now(UTC)
+    assert ended.status == 0
+    delay = timedelta(seconds=90)
+    assert before + delay <= jobs.requests[0].run_at.ToDatetime(tzinfo=UTC) <= after + delay
+
+
+async def test_a_job_without_a_time_may_start_at_once() -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address:
+        await aijobs(*CREATE, AIJOBS_ADDRESS=address)
+    assert not jobs.requests[0].HasField("run_at")
 
 
 async def test_a_dry_run_creates_nothing() -> None:
@@ -227,6 +245,78 @@ async def test_a_watch_for_programs_is_one_document_a_line() -> None:
         "JOB_STATE_SUCCEEDED",
     ]
     assert [document["transition"]["sequence"] for document in documents[1:]] == ["2", "3"]
+
+
+async def test_a_watch_says_in_words_what_became_of_the_leases() -> None:
+    changes: tuple[tuple[str, str, int, str, str], ...] = (
+        ("retried", "QUEUED", 0, "caller:kim", "once more"),
+        ("locked", "RUNNING", 1, "executor:e-1", ""),
+        ("handed_back", "QUEUED", 1, "executor:e-1", "SHUTTING_DOWN"),
+        ("dispatched_again", "QUEUED", 1, "engine", ""),
+        ("locked", "RUNNING", 2, "executor:e-2", ""),
+        ("lapsed", "QUEUED", 2, "engine", "SESSION_LOST"),
+        ("taken_over", "RUNNING", 3, "executor:e-3", ""),
+        ("taken_over", "RUNNING", 4, "engine", ""),
+        ("news_from_tomorrow", "RUNNING", 4, "engine", ""),
+        ("succeeded", "SUCCEEDED", 4, "executor:e-3", ""),
+    )
+
+    async def watch(request, context):
+        yield the_job("QUEUED", 1)
+        for sequence, (kind, state, attempt, actor, reason) in enumerate(changes, 1):
+            to_state = job_pb2.JobState.Value(f"JOB_STATE_{state}")
+            transition = job_pb2.Transition(
+                sequence=sequence, kind=kind, to_state=to_state, attempt=attempt, actor=actor, reason=reason
+            )
+            yield job_service_pb2.WatchJobResponse(job=a_job(state, sequence, retry_of="j-0"), transition=transition)
+
+    async with serving(ScriptedJobs(watch=watch)) as address:
+        ended = await aijobs("jobs", "watch", JOB, "--from", "0", AIJOBS_ADDRESS=address)
+    assert [" ".join(line.split()[2:]) for line in ended.out.splitlines()[:-1]] == [
+        "queued created to repeat j-0, once more",
+        "running locked, attempt 1",
+        "queued handed back by executor:e-1, attempt 1, SHUTTING_DOWN",
+        "queued dispatched again, attempt 1",
+        "running locked, attempt 2",
+        "queued lease lapsed, attempt 2, SESSION_LOST",
+        "running taken over by executor:e-3, attempt 3",
+        "running taken over, attempt 4",
+        "running news from tomorrow, attempt 4",
+        "succeeded succeeded, attempt 4",
+    ]
+
+
+async def test_a_watch_of_a_waiting_job_says_until_when() -> None:
+    async def watch(request, context):
+        first = the_job("QUEUED", 1)
+        first.job.run_at.FromSeconds(1_800_003_600)
+        yield first
+        running = a_change(2)
+        running.job.run_at.FromSeconds(1_800_003_600)
+        yield running
+        yield a_change(3)
+
+    async with serving(ScriptedJobs(watch=watch)) as address:
+        ended = await aijobs("jobs", "watch", JOB, AIJOBS_ADDRESS=address)
+    first, *changes = ended.out.splitlines()
+    assert first.endswith(f"queued     job {JOB}, not started before 2027-01-15 09:00:00Z")
+    assert "before" not in "".join(changes)
+
+
+async def test_get_shows_start_time_takeovers_and_what_a_job_repeats_if_there_are_any() -> None:
+    async def get(request, context):
+        if request.job_id != JOB:
+            return job_service_pb2.GetJobResponse(job=a_job())
+        job = a_job(takeover_count=2, retry_of="j-0")
+        job.run_at.FromSeconds(1_800_003_600)
+        return job_service_pb2.GetJobResponse(job=job)
+
+    async with serving(ScriptedJobs(get=get)) as address:
+        shown = await aijobs("jobs", "get", JOB, AIJOBS_ADDRESS=address)
+        plain = await aijobs("jobs", "get", "plain", AIJOBS_ADDRESS=address)
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert {"run at 2027-01-15 09:00:00Z", "takeovers 2", "retry of j-0"} <= set(lines)
+    assert not {"run at", "takeovers", "retry of"} & {line.partition("  ")[0] for line in plain.out.splitlines()}
 
 
 async def test_get_shows_a_job_and_only_its_output_on_request() -> None:

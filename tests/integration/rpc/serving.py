@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+from google.protobuf.message import Message
+
 from aijobs.rpc.auth import TokenVerifier
 from aijobs.rpc.server import RpcServer
 from aijobs.v1 import (
@@ -59,7 +61,47 @@ class ScriptedJobs(job_service_pb2_grpc.JobServiceServicer):
 
 
 class ScriptedAdmin(job_admin_service_pb2_grpc.JobAdminServiceServicer):
-    """A JobAdminService with two job types."""
+    """A JobAdminService with two job types; what else it answers with, a test says, by the name of the method.
+
+    Args:
+        failures: raised in their order by the next calls, before anything is answered.
+        answers: what each method answers; something empty otherwise.
+
+    """
+
+    def __init__(self, *failures: Exception, **answers: Message):
+        self.requests: list[Any] = []
+        self._failures, self._answers = list(failures), answers
+
+    def _answer(self, method: str, request: Any) -> Any:
+        self.requests.append(request)
+        if self._failures:
+            raise self._failures.pop(0)
+        return self._answers.get(method) or getattr(job_admin_service_pb2, f"{method}Response")()
+
+    async def RetryJob(self, request, _context):  # noqa: N802 - as above
+        return self._answer("RetryJob", request)
+
+    async def ListExecutors(self, request, _context):  # noqa: N802 - as above
+        return self._answer("ListExecutors", request)
+
+    async def DrainExecutor(self, request, _context):  # noqa: N802 - as above
+        return self._answer("DrainExecutor", request)
+
+    async def ListQueues(self, request, _context):  # noqa: N802 - as above
+        return self._answer("ListQueues", request)
+
+    async def PauseQueue(self, request, _context):  # noqa: N802 - as above
+        return self._answer("PauseQueue", request)
+
+    async def ResumeQueue(self, request, _context):  # noqa: N802 - as above
+        return self._answer("ResumeQueue", request)
+
+    async def GetPlatformAvailability(self, request, _context):  # noqa: N802 - as above
+        return self._answer("GetPlatformAvailability", request)
+
+    async def SetPlatformAvailability(self, request, _context):  # noqa: N802 - as above
+        return self._answer("SetPlatformAvailability", request)
 
     async def ListJobTypes(self, _request, _context):  # noqa: N802 - as above
         return job_admin_service_pb2.ListJobTypesResponse(
@@ -92,7 +134,9 @@ class ScriptedOutbox(outbox_service_pb2_grpc.OutboxServiceServicer):
         return outbox_service_pb2.SettleEventsResponse()
 
 
-def rpc_server(jobs=None, *, outbox=None, verifier: TokenVerifier | None = None, listen="127.0.0.1:0") -> RpcServer:
+def rpc_server(
+    jobs=None, *, admin=None, outbox=None, verifier: TokenVerifier | None = None, listen="127.0.0.1:0"
+) -> RpcServer:
     server = RpcServer(listen, verifier)
     server.add(
         "aijobs.v1.JobService",
@@ -102,7 +146,7 @@ def rpc_server(jobs=None, *, outbox=None, verifier: TokenVerifier | None = None,
     server.add(
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
-        ScriptedAdmin(),
+        admin or ScriptedAdmin(),
     )
     if outbox is not None:
         server.add("aijobs.v1.OutboxService", outbox_service_pb2_grpc.add_OutboxServiceServicer_to_server, outbox)
@@ -110,9 +154,9 @@ def rpc_server(jobs=None, *, outbox=None, verifier: TokenVerifier | None = None,
 
 
 @asynccontextmanager
-async def serving(jobs=None, *, outbox=None, verifier: TokenVerifier | None = None) -> AsyncIterator[str]:
+async def serving(jobs=None, *, admin=None, outbox=None, verifier: TokenVerifier | None = None) -> AsyncIterator[str]:
     """Serve and give the address."""
-    server = rpc_server(jobs, outbox=outbox, verifier=verifier)
+    server = rpc_server(jobs, admin=admin, outbox=outbox, verifier=verifier)
     port = await server.start()
     await server.set_ready(True)
     try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import grpc
@@ -53,6 +53,41 @@ async def test_create_sends_what_it_was_given_and_a_request_id() -> None:
     assert first.request_id != second.request_id
 
 
+async def test_create_sends_every_override_and_no_other() -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address, Client(address) as client:
+        await client.create(
+            "synthetic",
+            user_id="u-1",
+            credential_mode="user_deepseek_key",
+            credential_id="c-1",
+            prompt_version="2.1.0",
+            output_schema_version="3.0.0",
+        )
+    assert jobs.requests[0].overrides == job_service_pb2.Overrides(
+        credential_mode="user_deepseek_key", credential_id="c-1", prompt_version="2.1.0", output_schema_version="3.0.0"
+    )
+
+
+async def test_create_sends_when_the_job_may_start_whatever_its_zone() -> None:
+    jobs = ScriptedJobs()
+    run_at = datetime(2026, 12, 24, 18, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))
+    async with serving(jobs) as address, Client(address) as client:
+        await client.create("synthetic", user_id="u-1", run_at=run_at)
+        await client.create("synthetic", user_id="u-1")
+    later, at_once = jobs.requests
+    assert later.run_at.ToDatetime(tzinfo=UTC) == run_at
+    assert not at_once.HasField("run_at")
+
+
+async def test_a_time_without_a_zone_is_refused_before_anything_is_sent() -> None:
+    jobs = ScriptedJobs()
+    async with serving(jobs) as address, Client(address) as client:
+        with pytest.raises(ValueError, match="run_at: has no time zone"):
+            await client.create("synthetic", user_id="u-1", run_at=datetime(2026, 12, 24, 18))  # noqa: DTZ001 - the point
+    assert jobs.requests == []
+
+
 async def test_input_that_is_no_json_is_refused_before_anything_is_sent() -> None:
     jobs = ScriptedJobs()
     async with serving(jobs) as address, Client(address) as client:
@@ -100,7 +135,14 @@ async def test_a_create_that_is_not_answered_in_time_is_repeated_with_the_same_r
 
 @pytest.mark.parametrize(
     ("wrong", "field"),
-    [({"labels": {"a": 5}}, "labels"), ({"priority": "x"}, "priority"), ({"user_id": 7}, "user_id")],
+    [
+        ({"labels": {"a": 5}}, "labels"),
+        ({"priority": "x"}, "priority"),
+        ({"credential_mode": 7}, "credential_mode"),
+        ({"user_id": 7}, "user_id"),
+        ({"run_at": "tomorrow"}, "run_at"),
+        ({"run_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))}, "run_at"),  # no such moment in UTC
+    ],
 )
 async def test_a_value_of_a_wrong_type_is_refused_by_name(wrong: dict[str, Any], field: str) -> None:
     jobs = ScriptedJobs()

@@ -11,12 +11,15 @@ from structlog.testing import capture_logs
 from aijobs.errors import (
     AijobsError,
     DeadlineExceeded,
+    ExecutorNotFound,
     FieldViolation,
     InternalError,
     InvalidInput,
     JobAlreadyCancelled,
     JobNotFound,
     PayloadTooLarge,
+    QuotaExceeded,
+    QuotaViolation,
     RequestIdReused,
     ShuttingDown,
     Unimplemented,
@@ -37,7 +40,7 @@ def every_kind(base: type[AijobsError] = AijobsError) -> list[type[AijobsError]]
 def an_error(kind: type[AijobsError]) -> AijobsError:
     if kind is UnknownJobType:
         return UnknownJobType("nope", known=["alpha", "beta"])
-    if kind in (JobNotFound, JobAlreadyCancelled, Unreachable):
+    if kind in (JobNotFound, JobAlreadyCancelled, ExecutorNotFound, Unreachable):
         return kind("some-id")
     if kind in (RequestIdReused, ShuttingDown):
         return kind()
@@ -46,6 +49,10 @@ def an_error(kind: type[AijobsError]) -> AijobsError:
     return kind(
         f"a {kind.__name__}",
         violations=[FieldViolation("input.text", "too long"), FieldViolation("labels", "too many")],
+        quota_violations=[
+            QuotaViolation("user:u-1", "30 of 30 jobs today"),
+            QuotaViolation("user:u-1", "5 of 5 alive"),
+        ],
         retry_after=timedelta(seconds=3, milliseconds=250),
     )
 
@@ -67,7 +74,8 @@ async def test_an_error_arrives_as_the_class_that_was_raised(kind: type[AijobsEr
         got = await refusal(job_service_pb2_grpc.JobServiceStub(channel).GetJob(job_service_pb2.GetJobRequest()))
     assert type(got) is kind
     assert (got.reason, got.status, got.message, got.advice) == (sent.reason, sent.status, sent.message, sent.advice)
-    assert (got.violations, got.retry_after) == (sent.violations, sent.retry_after)
+    assert (got.violations, got.quota_violations) == (sent.violations, sent.quota_violations)
+    assert got.retry_after == sent.retry_after
 
 
 async def test_an_error_in_the_middle_of_a_stream_arrives_the_same() -> None:
@@ -90,6 +98,16 @@ async def test_an_error_with_very_many_fields_still_fits() -> None:
         got = await refusal(job_service_pb2_grpc.JobServiceStub(channel).GetJob(job_service_pb2.GetJobRequest()))
     assert type(got) is InvalidInput
     assert got.violations[0].field == "input.field_0"
+
+
+async def test_an_error_with_very_many_quotas_still_fits() -> None:
+    async def get(request, context):
+        raise QuotaExceeded("no", quota_violations=[QuotaViolation(f"user:u-{n}", "é" * 500) for n in range(500)])
+
+    async with serving(ScriptedJobs(get=get)) as address, open_channel(address) as channel:
+        got = await refusal(job_service_pb2_grpc.JobServiceStub(channel).GetJob(job_service_pb2.GetJobRequest()))
+    assert type(got) is QuotaExceeded
+    assert got.quota_violations[0].subject == "user:u-0"
 
 
 async def test_an_unexpected_exception_is_internal_and_tells_the_caller_nothing() -> None:

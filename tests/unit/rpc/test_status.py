@@ -13,7 +13,10 @@ from aijobs.errors import (
     InvalidInput,
     PayloadTooLarge,
     PermissionDenied,
+    QuotaExceeded,
+    QuotaViolation,
     ServerBusy,
+    TooManyJobs,
     Unauthenticated,
     Unimplemented,
     UnknownRefusal,
@@ -72,9 +75,52 @@ def test_another_domain_s_details_are_not_ours() -> None:
     assert isinstance(from_rpc_error(error), UnknownRefusal)
 
 
-def test_an_error_never_outgrows_what_clients_take_as_metadata() -> None:
-    violations = [FieldViolation("f" * 1000, "\N{SNOWMAN}" * 1000)] * 1000
-    status = to_status(InvalidInput("\N{SNOWMAN}" * 100_000, violations=violations))
+FIELDS = [FieldViolation("f" * 1000, "\N{SNOWMAN}" * 1000)] * 1000
+QUOTAS = [QuotaViolation("user:" + "u" * 1000, "\N{SNOWMAN}" * 1000)] * 1000
+
+
+def received(error: AijobsError) -> AijobsError:
+    """What a client makes of an error that a server sent."""
+    status = to_status(error)
+    metadata = grpc.aio.Metadata(*status.trailing_metadata)
+    return from_rpc_error(grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), metadata, status.details))
+
+
+@pytest.mark.parametrize(
+    ("fields", "quotas"), [(FIELDS, []), ([], QUOTAS), (FIELDS, QUOTAS)], ids=["fields", "quotas", "both"]
+)
+def test_an_error_never_outgrows_what_clients_take_as_metadata(
+    fields: list[FieldViolation], quotas: list[QuotaViolation]
+) -> None:
+    error = InvalidInput("\N{SNOWMAN}" * 100_000, violations=fields, quota_violations=quotas)
+    status = to_status(error)
     percent_encoded = 3 * len(status.details.encode())
     base64 = sum(len(value) for _, value in status.trailing_metadata) * 4 / 3
     assert percent_encoded + base64 < 8 << 10
+
+
+@pytest.mark.parametrize("kind", [TooManyJobs, QuotaExceeded])
+def test_an_exceeded_quota_says_whose_and_which(kind: type[AijobsError]) -> None:
+    quotas = (QuotaViolation("user:u-1", "30 of 30 jobs today"), QuotaViolation("user:u-1", "99 of 99 this month"))
+    got = received(kind("no more jobs today", quota_violations=quotas))
+    assert type(got) is kind
+    assert got.quota_violations == quotas
+    assert got.violations == ()
+
+
+def test_an_error_without_a_quota_sends_none() -> None:
+    assert received(InvalidInput.field("input", "no")).quota_violations == ()
+
+
+def test_the_longest_user_id_is_named_in_full() -> None:
+    quota = QuotaViolation("user:" + "u" * 128, "30 of 30 jobs today")
+    assert received(QuotaExceeded("no", quota_violations=[quota])).quota_violations == (quota,)
+
+
+def test_of_very_many_quotas_the_first_ones_arrive_cut() -> None:
+    got = received(QuotaExceeded("no", quota_violations=QUOTAS))
+    assert 1 < len(got.quota_violations) < 20
+    first = got.quota_violations[0]
+    assert first.subject.startswith("user:uuu")
+    assert first.subject.endswith("…")
+    assert first.description.endswith("\N{SNOWMAN}…")
