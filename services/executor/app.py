@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from pkgutil import resolve_name
 from uuid import uuid4
 
@@ -32,6 +33,7 @@ from services.executor.heartbeats import Heartbeats
 from services.executor.leases import Lease
 from services.executor.ledger import LedgerWriter, RemoteLedger
 from services.executor.lifecycle_client import LifecycleClient
+from services.executor.session import ExecutorSession, Introduction
 from services.executor.settings import ExecutorSettings
 
 #: How long the end of the process waits for usage rows that are not stored yet.
@@ -49,6 +51,7 @@ class ExecutorApp:
     provider: Provider
     ledger: LedgerWriter
     heartbeats: Heartbeats
+    session: ExecutorSession
     consumers: Sequence[QueueConsumer]
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
@@ -69,11 +72,18 @@ class ExecutorApp:
             port = await self.server.start()
             if on_ready is not None:
                 on_ready(port)
-            conditions = (self.handlers.responsive, *(consumer.consuming for consumer in self.consumers))
+            conditions = (
+                self.handlers.responsive,
+                self.session.open,
+                *(consumer.consuming for consumer in self.consumers),
+            )
             readiness = Readiness(self.server, *conditions)
             watch = HandlerWatch(self.handlers)
-            # Leases are renewed until the last run has drained.
-            async with background(stop, self.heartbeats), background(stop, watch, readiness, *self.consumers):
+            # Leases are renewed, and the jobs service knows that we are here, until the last run has drained.
+            async with (
+                background(stop, self.heartbeats, self.session),
+                background(stop, watch, readiness, *self.consumers),
+            ):
                 await stop.wait()
         finally:
             await self.handlers.stop(self.provider.close)
@@ -86,7 +96,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     """Put the service together; nothing runs yet. Call it in the event loop that will run it."""
     channel = open_channel(settings.address, settings.own_token())
     # New at every start: leases belong to a process, not to a name (LC-8).
-    client = LifecycleClient(channel, f"executor-{uuid4().hex}")
+    executor_id = f"executor-{uuid4().hex}"
+    client = LifecycleClient(channel, executor_id)
     provider = build_provider(settings)
     ledger = LedgerWriter(client)
     main_loop = asyncio.get_running_loop()
@@ -102,15 +113,33 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
 
     handlers = HandlerLoop()
     heartbeats = Heartbeats(client, settings.heartbeat_interval)
+    session = ExecutorSession(
+        client,
+        Introduction(executor_id=executor_id, version=version("aijobs-server"), job_types=sorted(registry)),
+        heartbeats,
+    )
     types = {definition.job_type: _load(definition) for definition in registry.values()}
     engine = Engine(
-        prepare=Prepare(client),
+        prepare=Prepare(client, session),
         resolve=Resolve(types, handlers, make_gateway),
         execute=Execute(handlers),
         project=Project(handlers),
         complete=Complete(client),
         heartbeats=heartbeats,
     )
+    consumers = [
+        QueueConsumer(
+            broker,
+            queue,
+            slots,
+            engine,
+            settings.drain_time,
+            may_start=handlers.responsive,
+            hand_back=heartbeats.hand_back,
+        )
+        for queue, slots in settings.slots.items()
+    ]
+    session.serve(consumers)
     return ExecutorApp(
         settings=settings,
         server=RpcServer(settings.listen, settings.verifier()),
@@ -119,10 +148,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         provider=provider,
         ledger=ledger,
         heartbeats=heartbeats,
-        consumers=[
-            QueueConsumer(broker, queue, slots, engine, settings.drain_time, may_start=handlers.responsive)
-            for queue, slots in settings.slots.items()
-        ],
+        session=session,
+        consumers=consumers,
     )
 
 

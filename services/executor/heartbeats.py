@@ -5,6 +5,7 @@ One call renews every lease of this executor. Progress that a handler reports go
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -12,13 +13,14 @@ from datetime import timedelta
 import structlog
 
 from aijobs.errors import AijobsError, JobNotFound, LeaseLost
-from services.executor.leases import Beat, Lease, StopReason, StopSwitch
+from services.executor.leases import Beat, LeasedJob, StopReason, StopSwitch
 from services.executor.lifecycle_client import LifecycleClient, Refused
 
 #: Between two calls that only carry progress.
 PROGRESS_INTERVAL = timedelta(milliseconds=500)
 #: Leases in one call.
 CHUNK = 100
+MOST_EARLY_CANCELS = 1000
 log = structlog.get_logger()
 
 
@@ -32,16 +34,45 @@ class Heartbeats:
         self._interval = interval
         self._beats: set[Beat] = set()
         self._progressed = asyncio.Event()
+        #: Cancels that came before the answer to the lock of their run did.
+        self._early_cancels: deque[tuple[str, int]] = deque(maxlen=MOST_EARLY_CANCELS)
+        self._handing_back = False
+        self._now = False
 
     @contextmanager
-    def beating(self, lease: Lease) -> Iterator[Beat]:
+    def beating(self, leased: LeasedJob) -> Iterator[Beat]:
         """Renew a lease as long as the block runs."""
-        beat = Beat(lease, StopSwitch(), self._progressed.set)
+        beat = Beat(leased.lease, StopSwitch(), self._progressed.set)
+        beat.abort_at(leased.abort_at)
         self._beats.add(beat)
+        if (leased.lease.job_id, leased.lease.attempt) in self._early_cancels:
+            beat.switch.stop(StopReason.CANCEL_REQUESTED)
+        if self._handing_back:
+            beat.switch.stop(StopReason.SHUTTING_DOWN)
         try:
             yield beat
         finally:
+            beat.settle()
             self._beats.discard(beat)
+
+    def cancel(self, job_id: str, attempt: int) -> None:
+        """Stop a run whose cancel was requested, now or when it starts."""
+        for beat in self._beats:
+            if (beat.lease.job_id, beat.lease.attempt) == (job_id, attempt):
+                beat.switch.stop(StopReason.CANCEL_REQUESTED)
+                return
+        self._early_cancels.append((job_id, attempt))
+
+    def hand_back(self) -> None:
+        """Stop every run, and those that are only starting, so that others can go on with them (EX-10)."""
+        self._handing_back = True
+        for beat in self._beats:
+            beat.switch.stop(StopReason.SHUTTING_DOWN)
+
+    def renew_now(self) -> None:
+        """Renew all leases without waiting for their time: something happened that may have cost them."""
+        self._now = True
+        self._progressed.set()
 
     async def run(self) -> None:
         """Renew leases until cancelled. Never ends by a fault of the jobs service."""
@@ -51,9 +82,11 @@ class Heartbeats:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0, due - loop.time())):
                     await self._progressed.wait()
-                    await asyncio.sleep(PROGRESS_INTERVAL.total_seconds())
+                    if not self._now:
+                        await asyncio.sleep(PROGRESS_INTERVAL.total_seconds())
             # By the clock, whatever ended the wait: a run that reports progress all the time must not starve others.
-            if loop.time() >= due:
+            if loop.time() >= due or self._now:
+                self._now = False
                 due = loop.time() + self._interval.total_seconds() * random.uniform(0.9, 1.0)  # noqa: S311 - spreads
                 await self._renew(list(self._beats))
             else:
@@ -66,6 +99,7 @@ class Heartbeats:
 
     async def _renew_chunk(self, beats: Sequence[Beat]) -> None:
         progress = [beat.progress for beat in beats]
+        sent_at = asyncio.get_running_loop().time()
         try:
             results = await self._client.extend(beats, progress)
         except AijobsError as error:
@@ -81,6 +115,8 @@ class Heartbeats:
                 if lost:
                     beat.switch.stop(StopReason.LEASE_LOST)
                 continue
+            if beat in self._beats:
+                beat.abort_at(sent_at + result.abort_after.total_seconds())
             if beat.progress == sent:
                 beat.progress = None
             if result.cancel_requested:

@@ -7,9 +7,12 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import structlog
+
 from aijobs.job_type import EarlierError
 
 T = TypeVar("T")
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class LeasedJob:
     user_id: str
     snapshot_json: str
     earlier_errors: Sequence[EarlierError]
+    #: By this process's monotonic clock: without a renewal until then, the run has to stop (LC-6).
+    abort_at: float
 
 
 class StopReason(StrEnum):
@@ -39,6 +44,8 @@ class StopReason(StrEnum):
     CANCEL_REQUESTED = "cancel_requested"
     #: Another attempt owns the job: report nothing.
     LEASE_LOST = "lease_lost"
+    #: This process ends: give the run back.
+    SHUTTING_DOWN = "shutting_down"
 
 
 class RunStopped(Exception):
@@ -54,6 +61,7 @@ class StopSwitch:
 
     def __init__(self) -> None:
         self._stopped = asyncio.Event()
+        self._lost = asyncio.Event()
         self.reason: StopReason | None = None
 
     def stop(self, reason: StopReason) -> None:
@@ -61,6 +69,8 @@ class StopSwitch:
         if self.reason is None or reason == StopReason.LEASE_LOST:
             self.reason = reason
         self._stopped.set()
+        if reason == StopReason.LEASE_LOST:
+            self._lost.set()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work that is cancelled when the run has to stop.
@@ -69,19 +79,22 @@ class StopSwitch:
             RunStopped: it had to.
 
         """
-        task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # Whoever ends this, the work is over when it returns.
-            stopped.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+        task = await _until(self._stopped, work)
         if self.reason is not None:
             _retrieve(task)
             raise RunStopped(self.reason)
+        return task.result()
+
+    async def while_held(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work that only a lost lease stops: reporting.
+
+        Raises:
+            RunStopped: the lease was lost before the work was done.
+
+        """
+        task = await _until(self._lost, work)
+        if task.cancelled():
+            raise RunStopped(StopReason.LEASE_LOST)
         return task.result()
 
     async def sleep(self, span: timedelta) -> None:
@@ -104,11 +117,40 @@ class Beat:
     progress: int | None = None
     #: Set while the outcome is being reported: a refused renewal then only means that the report was quicker.
     reporting: bool = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def abort_at(self, moment: float) -> None:
+        """Stop the run at a time of the loop's clock, unless a renewal sets a later one (LC-6)."""
+        self.settle()
+        self._timer = asyncio.get_running_loop().call_at(moment, self._abort)
+
+    def settle(self) -> None:
+        """Forget the time at which the run would have to stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _abort(self) -> None:
+        log.warning("lease not renewed in time; the run stops", job_id=self.lease.job_id, attempt=self.lease.attempt)
+        self.switch.stop(StopReason.LEASE_LOST)
 
     def report_progress(self, percent: int) -> None:
         """Note how far the run is; the next renewal carries it."""
         self.progress = percent
         self.on_progress()
+
+
+async def _until(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """Do work until it is done or an event comes; the work is over when this returns, whoever ends it."""
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return task
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

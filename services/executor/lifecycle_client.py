@@ -1,8 +1,10 @@
 """The jobs service's LifecycleService as the executor calls it: protobuf messages end here."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias
 
 import grpc
 import structlog
@@ -15,9 +17,12 @@ from aijobs.v1 import job_pb2, lifecycle_service_pb2, lifecycle_service_pb2_grpc
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import TokenSource
 from services.executor.leases import Beat, Lease, LeasedJob
-from services.executor.outcomes import Cancelled, Failed, Succeeded
+from services.executor.outcomes import Cancelled, Failed, Released, Report, Succeeded
 
 CALL_TIMEOUT = timedelta(seconds=10)
+SessionCall: TypeAlias = grpc.aio.StreamStreamCall[
+    lifecycle_service_pb2.OpenSessionRequest, lifecycle_service_pb2.OpenSessionResponse
+]
 TOKEN_SOURCES = {
     TokenSource.MEASURED: lifecycle_service_pb2.TOKEN_SOURCE_MEASURED,
     TokenSource.ESTIMATED: lifecycle_service_pb2.TOKEN_SOURCE_ESTIMATED,
@@ -36,9 +41,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """A lease goes on."""
+    """A lease goes on, for `abort_after` from the moment the request was sent."""
 
     cancel_requested: bool
+    abort_after: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,11 @@ class LifecycleClient:
         )
         self._executor_id = executor_id
 
-    async def lock(self, job_id: str, lease_token: str) -> LeasedJob | Refused:
+    def open_session(self) -> SessionCall:
+        """Open a session's stream; it connects with the first message."""
+        return self._stub.OpenSession()
+
+    async def lock(self, job_id: str, lease_token: str, session_epoch: int) -> LeasedJob | Refused:
         """Take a job's lease.
 
         Raises:
@@ -66,13 +76,16 @@ class LifecycleClient:
 
         """
         item = lifecycle_service_pb2.LockRequest(job_id=job_id, lease_token=lease_token)
-        request = lifecycle_service_pb2.LockJobsRequest(executor_id=self._executor_id, items=[item])
+        request = lifecycle_service_pb2.LockJobsRequest(
+            executor_id=self._executor_id, items=[item], session_epoch=session_epoch
+        )
+        sent_at = asyncio.get_running_loop().time()
         try:
             response = await self._stub.LockJobs(request, timeout=CALL_TIMEOUT.total_seconds())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         (result,) = response.results
-        return _refused(result.error) if result.HasField("error") else _leased(result.locked)
+        return _refused(result.error) if result.HasField("error") else _leased(result.locked, sent_at)
 
     async def extend(self, beats: Sequence[Beat], progress: Sequence[int | None]) -> list[Renewed | Refused]:
         """Renew leases.
@@ -95,11 +108,14 @@ class LifecycleClient:
         return [
             _refused(result.error)
             if result.HasField("error")
-            else Renewed(cancel_requested=result.extended.cancel_requested)
+            else Renewed(
+                cancel_requested=result.extended.cancel_requested,
+                abort_after=result.extended.abort_after.ToTimedelta(),
+            )
             for result in response.results
         ]
 
-    async def submit(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
+    async def submit(self, lease: Lease, outcome: Report) -> Accepted | Refused:
         """Report what became of a run, trying as long as the jobs service is merely away.
 
         Nothing is lost by trying long: the lease is renewed meanwhile, and a report with a lost lease is refused.
@@ -118,7 +134,7 @@ class LifecycleClient:
                 log.warning("outcome not stored yet", job_id=lease.job_id, error=error.message)
             await backoff.wait()
 
-    async def _submit(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
+    async def _submit(self, lease: Lease, outcome: Report) -> Accepted | Refused:
         request = lifecycle_service_pb2.SubmitOutcomesRequest(
             executor_id=self._executor_id, items=[_outcome(lease, outcome)]
         )
@@ -160,17 +176,18 @@ def _lease(lease: Lease) -> lifecycle_service_pb2.Lease:
     return lifecycle_service_pb2.Lease(job_id=lease.job_id, attempt=lease.attempt, lease_token=lease.lease_token)
 
 
-def _leased(locked: lifecycle_service_pb2.LockedJob) -> LeasedJob:
+def _leased(locked: lifecycle_service_pb2.LockedJob, sent_at: float) -> LeasedJob:
     return LeasedJob(
         lease=Lease(job_id=locked.lease.job_id, attempt=locked.lease.attempt, lease_token=locked.lease.lease_token),
         job_type=locked.job.job_type,
         user_id=locked.job.user_id,
         snapshot_json=locked.snapshot_json,
         earlier_errors=[EarlierError(code=error.code, feedback=error.feedback) for error in locked.earlier_errors],
+        abort_at=sent_at + locked.abort_after.ToTimedelta().total_seconds(),
     )
 
 
-def _outcome(lease: Lease, outcome: Succeeded | Failed | Cancelled) -> lifecycle_service_pb2.Outcome:
+def _outcome(lease: Lease, outcome: Report) -> lifecycle_service_pb2.Outcome:
     message = lifecycle_service_pb2.Outcome(lease=_lease(lease))
     match outcome:
         case Succeeded():
@@ -192,6 +209,9 @@ def _outcome(lease: Lease, outcome: Succeeded | Failed | Cancelled) -> lifecycle
             message.failed.feedback = outcome.feedback
         case Cancelled():
             message.cancelled.SetInParent()
+        case Released():
+            message.released.reason = outcome.reason
+            message.released.delay.FromTimedelta(outcome.delay)
     return message
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Self
 
 from aijobs.failures import ExecutionFailed
@@ -55,11 +56,21 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The run goes to somebody else, or waits longer than a slot is held for. Reported as released (EX-10)."""
+
+    reason: str
+    delay: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
     """The lease is lost. Not reported: it is no longer ours to say."""
 
 
-Outcome = Succeeded | Failed | Cancelled | Abandoned
+#: What is told to the jobs service.
+Report = Succeeded | Failed | Cancelled | Released
+Outcome = Report | Abandoned
 
 
 def _sendable(text: str, longest: int) -> str:

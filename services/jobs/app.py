@@ -147,7 +147,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         lifecycle_service_pb2_grpc.add_LifecycleServiceServicer_to_server,
         LifecycleServicer(
             sessions,
-            JobLeasing(database, wakeups, settings.lease_time),
+            JobLeasing(database, wakeups, lease_time=settings.lease_time, grace=settings.lease_grace),
             JobExecution(database, wakeups),
             UsageLedger(database),
         ),

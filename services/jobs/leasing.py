@@ -42,6 +42,8 @@ LARGEST_ANSWER = 3 * 1024 * 1024
 #: Ids, names and times of one job in an answer, all of them at their longest.
 OTHER_FIELDS = 2048
 MOST_EARLIER_ERRORS = 5
+#: A holder that cannot renew has stopped when so much of the grace is over, so that two never run a job (LC-6).
+HELD_SHARE_OF_GRACE = 2 / 3
 #: How long a job waits that this executor does not know: a newer one may.
 UNKNOWN_TYPE_DELAY = timedelta(seconds=5)
 
@@ -68,6 +70,7 @@ class Locked:
 
     job: JobRow
     remaining: timedelta
+    abort_after: timedelta
     snapshot: Snapshot
     earlier_errors: Sequence[HistoryRow]
 
@@ -82,19 +85,29 @@ class Extend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended:
-    """The lease goes on."""
+    """The lease goes on. Without a renewal for `abort_after`, the holder has to stop by itself (LC-6)."""
 
     remaining: timedelta
+    abort_after: timedelta
     cancel_requested: bool
 
 
 class JobLeasing:
-    """Hands out leases and renews them."""
+    """Hands out leases and renews them.
 
-    def __init__(self, database: Database, wakeups: Wakeups, lease_time: timedelta) -> None:
+    Args:
+        database: where the jobs are.
+        wakeups: who is told.
+        lease_time: how long a lease lasts without a renewal.
+        grace: how long after that the reaper waits; an executor that cannot renew stops before it is over.
+
+    """
+
+    def __init__(self, database: Database, wakeups: Wakeups, *, lease_time: timedelta, grace: timedelta) -> None:
         self._database = database
         self._wakeups = wakeups
         self._lease_time = lease_time
+        self._grace = grace
 
     async def lock(self, holder: Holder, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
         """Take leases. Of N executors that want a job exactly one gets it.
@@ -168,14 +181,19 @@ class JobLeasing:
         return [
             refusals[index]
             if index in refusals
-            else Locked(
-                job=rows[item.job_id],
-                remaining=(rows[item.job_id].lock_until or rows[item.job_id].read_at) - rows[item.job_id].read_at,
-                snapshot=snapshots[item.job_id],
-                earlier_errors=errors.get(item.job_id, [])[-MOST_EARLIER_ERRORS:],
-            )
+            else self._locked(rows[item.job_id], snapshots[item.job_id], errors.get(item.job_id, []))
             for index, item in enumerate(batch)
         ]
+
+    def _locked(self, job: JobRow, snapshot: Snapshot, errors: Sequence[HistoryRow]) -> Locked:
+        remaining = (job.lock_until or job.read_at) - job.read_at
+        return Locked(
+            job=job,
+            remaining=remaining,
+            abort_after=remaining + self._grace * HELD_SHARE_OF_GRACE,
+            snapshot=snapshot,
+            earlier_errors=errors[-MOST_EARLIER_ERRORS:],
+        )
 
     def _grant(self, executor_id: str, item: LockRequest, job: JobRow | None, earlier: Change | None) -> Change | None:
         """Return the change that gives an item its lease; None if it has it already, by a repeat."""
@@ -213,7 +231,9 @@ class JobLeasing:
             tx.after_commit(lambda: self._wakeups.jobs_changed(moved))
         return [
             Extended(
-                remaining=self._lease_time, cancel_requested=rows[item.lease.job_id].cancel_requested_at is not None
+                remaining=self._lease_time,
+                abort_after=self._lease_time + self._grace * HELD_SHARE_OF_GRACE,
+                cancel_requested=rows[item.lease.job_id].cancel_requested_at is not None,
             )
             if _held(rows, item.lease)
             else LeaseLost(f"job {item.lease.job_id}: attempt {item.lease.attempt} no longer holds the lease")

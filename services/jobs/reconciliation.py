@@ -126,7 +126,8 @@ class Reconciliation:
         after = await job_store.get(tx, ids)
         await outbox.append(tx, [events.enqueue(after[job_id]) for job_id in ids])
         if ids:
-            log.warning("messages lost; jobs dispatched again", jobs=len(ids), first=ids[0])
+            say = log.info if patience is None else log.warning
+            say("jobs dispatched again: their messages are lost", jobs=len(ids), first=ids[0])
             tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
             tx.after_commit(self._wakeups.events.give)
         return len(ids)

@@ -57,8 +57,8 @@ async def test_executor_killed_with_the_message_in_hand_before_it_could_lock(eng
     job_id = await engine.create()
     await engine.until_event(job_id, "published")
     engine.jobs.freeze()
-    await engine.executor.start()
-    # It has the message and cannot lock: its calls find nobody who answers.
+    await engine.executor.launch()
+    # It has the message and cannot lock: its calls find nobody who answers. So it is not ready either.
     await engine.until_logged(engine.executor, "job not locked yet")
     await engine.executor.kill()
     engine.jobs.thaw()
@@ -99,7 +99,7 @@ async def test_sigterm_ends_a_service_in_good_order_and_the_job_that_runs_succee
     await engine.require_run_once(job_id)
 
 
-async def test_a_run_longer_than_the_drain_time_does_not_hold_the_executor(engine):
+async def test_a_run_longer_than_the_drain_time_is_given_back_also_when_its_handler_does_not_stop(engine):
     await engine.executor.kill()
     impatient = await engine.add("executor", AIJOBS_DRAIN_SECONDS="0.5")
     job_id = await engine.create(sleep_ms=30_000, cancellation="ignore")
@@ -107,7 +107,7 @@ async def test_a_run_longer_than_the_drain_time_does_not_hold_the_executor(engin
     async with asyncio.timeout(8):
         await impatient.stop(patience=timedelta(seconds=15))
     assert await impatient.wait() == 0
-    assert await engine.kinds(job_id) == ["created", "locked"]
+    assert await engine.kinds(job_id) == ["created", "locked", "handed_back"]
 
 
 async def test_the_report_of_a_run_is_repeated_until_the_restarted_jobs_service_has_it(engine):

@@ -102,7 +102,7 @@ class Jobs:
         )
         quotas = Quotas(self.limits, self.limits_by_type)
         self.creation = JobCreation(self.database, registry, self.wakeups, quotas)
-        self.leasing = JobLeasing(self.database, self.wakeups, self.lease_time)
+        self.leasing = JobLeasing(self.database, self.wakeups, lease_time=self.lease_time, grace=self.lease_grace)
         self.execution = JobExecution(self.database, self.wakeups)
         self.cancellation = JobCancellation(self.database, self.wakeups)
         self.lapsing = JobLapsing(

@@ -293,7 +293,9 @@ async def test_earlier_errors_come_with_the_lease(jobs: Jobs) -> None:
 async def test_a_heartbeat_extends_and_carries_progress(jobs: Jobs) -> None:
     lease = await jobs.running()
     (extended,) = await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=42)])
-    assert extended == Extended(remaining=timedelta(seconds=60), cancel_requested=False)
+    assert extended == Extended(
+        remaining=timedelta(seconds=60), abort_after=timedelta(seconds=80), cancel_requested=False
+    )
     (extended,) = await jobs.leasing.extend("executor-1", [Extend(lease=lease, progress=None)])
     assert isinstance(extended, Extended)
     assert (await jobs.queries.get(BACKEND, lease.job_id, full=False)).job.progress == 42

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from pathlib import Path
 
@@ -203,8 +203,8 @@ async def test_a_hanging_job_does_not_hold_up_another_one(client: Client) -> Non
     await client.cancel(hanging.job.job_id)
 
 
-async def test_a_message_that_names_another_type_than_its_job_fails_the_job(tmp_path: Path) -> None:
-    """The job's own type is the one that counts, also when this executor has no handler for it."""
+async def test_a_job_of_a_type_that_the_executor_does_not_know_waits_for_another_one(tmp_path: Path) -> None:
+    """Case L9. The job's own type is the one that counts, whatever the message names."""
     known, unknown = definition("odd"), definition("odd_unknown")
     broker = MemoryBroker()
     database = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
@@ -226,7 +226,11 @@ async def test_a_message_that_names_another_type_than_its_job_fails_the_job(tmp_
             Message(queue="ai-interactive", topic="", message_id="m", correlation_id=job_id, body=body),
             timedelta(seconds=5),
         )
-        async with asyncio.timeout(20):
-            async for _ in client.watch(job_id):
-                pass
-        assert (await client.get(job_id)).error.code == "INTERNAL_UNKNOWN_JOB_TYPE"
+        kinds = []
+        async with asyncio.timeout(20), aclosing(client.watch(job_id, after_sequence=0)) as updates:
+            async for update in updates:
+                kinds.append(update.transition.kind)
+                if update.transition.kind == "dispatched_again":
+                    break
+        assert (await client.get(job_id)).state == job_pb2.JOB_STATE_QUEUED
+        assert kinds[1:] == ["created", "dispatched_again"]

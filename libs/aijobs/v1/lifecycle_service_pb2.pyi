@@ -434,6 +434,7 @@ class LockedJob(_message.Message):
     SNAPSHOT_JSON_FIELD_NUMBER: _builtins.int
     SNAPSHOT_SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     EARLIER_ERRORS_FIELD_NUMBER: _builtins.int
+    ABORT_AFTER_FIELD_NUMBER: _builtins.int
     snapshot_json: _builtins.str
     """The frozen input as JSON text."""
     snapshot_schema_version: _builtins.str
@@ -454,6 +455,12 @@ class LockedJob(_message.Message):
     def earlier_errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutionError]:
         """Failed executions so far, oldest first, at most 5."""
 
+    @_builtins.property
+    def abort_after(self) -> _duration_pb2.Duration:
+        """Without a renewal for so long from the moment the request was sent, stop the run and report nothing: soon
+        afterwards somebody else takes it over.
+        """
+
     def __init__(
         self,
         *,
@@ -463,10 +470,11 @@ class LockedJob(_message.Message):
         snapshot_json: _builtins.str = ...,
         snapshot_schema_version: _builtins.str = ...,
         earlier_errors: _abc.Iterable[Global___ExecutionError] | None = ...,
+        abort_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "lease", b"lease", "remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "job", b"job", "lease", b"lease", "remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_errors", b"earlier_errors", "job", b"job", "lease", b"lease", "remaining", b"remaining", "snapshot_json", b"snapshot_json", "snapshot_schema_version", b"snapshot_schema_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "earlier_errors", b"earlier_errors", "job", b"job", "lease", b"lease", "remaining", b"remaining", "snapshot_json", b"snapshot_json", "snapshot_schema_version", b"snapshot_schema_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,21 +606,27 @@ class ExtendedLease(_message.Message):
 
     REMAINING_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_FIELD_NUMBER: _builtins.int
+    ABORT_AFTER_FIELD_NUMBER: _builtins.int
     cancel_requested: _builtins.bool
     """True: stop the run and confirm with a cancelled outcome."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
         """How long the lease lasts from the moment the request was received."""
 
+    @_builtins.property
+    def abort_after(self) -> _duration_pb2.Duration:
+        """Without another renewal for so long from the moment the request was sent, stop the run and report nothing."""
+
     def __init__(
         self,
         *,
         remaining: _duration_pb2.Duration | None = ...,
         cancel_requested: _builtins.bool = ...,
+        abort_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_requested", b"cancel_requested", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "cancel_requested", b"cancel_requested", "remaining", b"remaining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from aijobs.errors import AijobsError, CancelRequested, IllegalTransition, JobNo
 from aijobs.logs import place_of
 from services.executor.leases import Lease
 from services.executor.lifecycle_client import Accepted, LifecycleClient, Refused
-from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
+from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Report, Succeeded
 
 #: The run is over for us, whatever we think of it.
 NO_LONGER_OURS = frozenset({LeaseLost.reason, JobNotFound.reason, IllegalTransition.reason})
@@ -52,7 +52,7 @@ class Complete:
             return Ended()
         return Ended() if answer.backoff is None else RunAgain(backoff=answer.backoff)
 
-    async def _report(self, lease: Lease, outcome: Succeeded | Failed | Cancelled) -> Accepted | Refused:
+    async def _report(self, lease: Lease, outcome: Report) -> Accepted | Refused:
         try:
             answer = await self._client.submit(lease, outcome)
         except AijobsError as error:

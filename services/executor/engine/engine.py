@@ -9,6 +9,7 @@ All retries of a job happen here, never in a library and never by broker redeliv
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import count
 
 import structlog
@@ -16,7 +17,7 @@ import structlog
 from aijobs.failures import ExecutionFailed
 from aijobs.job_type import EarlierError
 from aijobs.logs import place_of
-from services.executor.engine.complete import Complete, Ended
+from services.executor.engine.complete import Complete, Ended, RunAgain
 from services.executor.engine.execute import Execute
 from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
@@ -25,8 +26,10 @@ from services.executor.handlers import HandlerExit
 from services.executor.heartbeats import Heartbeats
 from services.executor.leases import Beat, LeasedJob, RunStopped, StopReason
 from services.executor.lifecycle_client import Refused
-from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Succeeded
+from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Released, Succeeded
 
+#: A longer wait before the next execution is no reason to hold a slot: the run is given back meanwhile (EX-2).
+LONGEST_HELD_WAIT = timedelta(seconds=30)
 log = structlog.get_logger()
 
 
@@ -50,10 +53,6 @@ class Engine:
         self._complete = complete
         self._heartbeats = heartbeats
 
-    def knows(self, job_type: str) -> bool:
-        """Tell whether this executor can run jobs of a type."""
-        return self._resolve.knows(job_type)
-
     async def run(self, job_id: str, *, going_on: Callable[[], bool]) -> None:
         """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged.
 
@@ -71,23 +70,34 @@ class Engine:
             return
         lease = leased.lease
         log.info("run started", job_id=job_id, job_type=leased.job_type, attempt=lease.attempt)
-        with self._heartbeats.beating(lease) as beat:
+        with self._heartbeats.beating(leased) as beat:
             call_numbers = count(1)
             earlier_errors = list(leased.earlier_errors)
             for execution in count(1):
                 outcome = await self._outcome(leased, execution, earlier_errors, call_numbers, beat)
-                beat.reporting = True
-                verdict = await self._complete(lease, execution, outcome)
+                verdict = await self._report(beat, execution, outcome)
                 if isinstance(verdict, Ended):
                     return
-                beat.reporting = False
                 if isinstance(outcome, Failed):
                     earlier_errors.append(EarlierError(code=outcome.code, feedback=outcome.feedback))
+                if verdict.backoff > LONGEST_HELD_WAIT:
+                    await self._report(beat, execution, Released(reason="retry later", delay=verdict.backoff))
+                    return
                 try:
                     await beat.switch.sleep(verdict.backoff)
                 except RunStopped as stopped:
-                    await self._complete(lease, execution, _stopped(stopped))
+                    await self._report(beat, execution, _stopped(stopped))
                     return
+
+    async def _report(self, beat: Beat, execution: int, outcome: Outcome) -> Ended | RunAgain:
+        """Report an outcome, for as long as the lease is ours to report about."""
+        beat.reporting = True
+        try:
+            return await beat.switch.while_held(self._complete(beat.lease, execution, outcome))
+        except RunStopped:
+            return Ended()
+        finally:
+            beat.reporting = False
 
     async def _outcome(
         self,
@@ -132,5 +142,11 @@ class Engine:
             raise ExecutionFailed("TIMEOUT", f"not done within {limit.total_seconds():g} s") from error
 
 
-def _stopped(stopped: RunStopped) -> Cancelled | Abandoned:
-    return Cancelled() if stopped.reason == StopReason.CANCEL_REQUESTED else Abandoned()
+def _stopped(stopped: RunStopped) -> Cancelled | Released | Abandoned:
+    match stopped.reason:
+        case StopReason.CANCEL_REQUESTED:
+            return Cancelled()
+        case StopReason.SHUTTING_DOWN:
+            return Released(reason="executor shutting down")
+        case StopReason.LEASE_LOST:
+            return Abandoned()

@@ -55,10 +55,6 @@ class Resolve:
         self._handlers = handlers
         self._make_gateway = make_gateway
 
-    def knows(self, job_type: str) -> bool:
-        """Tell whether this executor can run jobs of a type."""
-        return job_type in self._types
-
     def timeout(self, job_type: str) -> timedelta:
         """Return the limit of one execution; of a type that we do not know, the shortest there is."""
         handler = self._types.get(job_type)

@@ -308,12 +308,15 @@ def _locked(result: Locked) -> lifecycle_service_pb2.LockedJob:
             lifecycle_service_pb2.ExecutionError(code=entry.reason, feedback=entry.feedback or "")
             for entry in result.earlier_errors
         ],
+        abort_after=translate.duration(result.abort_after),
     )
 
 
 def _extended(result: Extended) -> lifecycle_service_pb2.ExtendedLease:
     return lifecycle_service_pb2.ExtendedLease(
-        remaining=translate.duration(result.remaining), cancel_requested=result.cancel_requested
+        remaining=translate.duration(result.remaining),
+        cancel_requested=result.cancel_requested,
+        abort_after=translate.duration(result.abort_after),
     )
 
 

@@ -1,0 +1,194 @@
+"""The executor's session with the jobs service (LC-8).
+
+One stream, open for as long as the process lives: it says who is here and how busy, and hears of cancels and drains at
+once. When it breaks, the jobs service suspects that the process is gone; so it is opened again without delay, at
+whatever replica answers, and all leases are renewed, which is a sign of life too.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import grpc
+import structlog
+
+from aijobs.backoff import Backoff
+from aijobs.errors import AijobsError, Unreachable
+from aijobs.rpc.status import from_rpc_error
+from aijobs.v1 import lifecycle_service_pb2
+from services.executor.heartbeats import Heartbeats
+from services.executor.lifecycle_client import LifecycleClient, SessionCall
+
+#: Between two reports of how busy the executor is.
+REPORT_INTERVAL = timedelta(seconds=5)
+#: How long a lock waits for a session before it says that there is none.
+OPEN_WITHIN = timedelta(seconds=1)
+#: How long a hello waits for its welcome.
+WELCOME_WITHIN = timedelta(seconds=10)
+#: The grace of the jobs service is a second: between two tries there must be less.
+FIRST_PAUSE = timedelta(milliseconds=20)
+LONGEST_PAUSE = timedelta(milliseconds=500)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy the executor is with a queue; `idle`: for how long there has been a free slot."""
+
+    queue: str
+    slots: int
+    free_slots: int
+    idle: timedelta
+
+
+class Drainable(Protocol):
+    """A consumer of a queue as the session sees it."""
+
+    def load(self) -> Load:
+        """Say how busy it is."""
+        ...
+
+    def drain(self) -> None:
+        """Take no more jobs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """Who says hello."""
+
+    executor_id: str
+    version: str
+    job_types: Sequence[str]
+
+
+class ExecutorSession:
+    """A loop that keeps the session open until cancelled."""
+
+    name = "session"
+
+    def __init__(self, client: LifecycleClient, introduction: Introduction, heartbeats: Heartbeats) -> None:
+        self._client = client
+        self._introduction = introduction
+        self._heartbeats = heartbeats
+        self._consumers: Sequence[Drainable] = ()
+        self._epoch = 0
+        self._call: SessionCall | None = None
+        #: Set while the jobs service knows us.
+        self.open = asyncio.Event()
+
+    def serve(self, consumers: Sequence[Drainable]) -> None:
+        """Report and drain these consumers; called once, before `run`."""
+        self._consumers = consumers
+
+    async def epoch(self) -> int:
+        """Return the epoch of the open session, waiting a little for one.
+
+        Raises:
+            Unreachable: there is none at the moment.
+
+        """
+        try:
+            async with asyncio.timeout(OPEN_WITHIN.total_seconds()):
+                await self.open.wait()
+        except TimeoutError:
+            raise Unreachable("", "no session is open") from None
+        return self._epoch
+
+    def lost(self, epoch: int) -> None:
+        """Open a new session: the jobs service no longer knows the one of this epoch."""
+        if epoch == self._epoch and self.open.is_set():
+            self._closed()
+            if self._call is not None:
+                self._call.cancel()
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled. Never ends by a fault of the jobs service."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                await self._keep(backoff.reset)
+            except AijobsError as error:
+                log.warning("session not open", error=error.message)
+            self._closed()
+            await backoff.wait()
+
+    async def _keep(self, on_open: Callable[[], None]) -> None:
+        """Open a session and keep it until it breaks.
+
+        Raises:
+            AijobsError: why it broke.
+
+        """
+        self._call = call = self._client.open_session()
+        reporting: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(WELCOME_WITHIN.total_seconds()):
+                await call.write(self._hello())
+                first = await call.read()
+            if not isinstance(first, lifecycle_service_pb2.OpenSessionResponse):
+                raise Unreachable("", "the session was not welcomed")
+            self._epoch = first.welcome.epoch
+            self.open.set()
+            on_open()
+            log.info("session open", epoch=self._epoch)
+            reporting = asyncio.create_task(self._report(call))
+            while isinstance(command := await call.read(), lifecycle_service_pb2.OpenSessionResponse):
+                self._obey(command)
+        except TimeoutError:
+            raise Unreachable("", "the session was not welcomed in time") from None
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            if not call.cancelled():
+                raise
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+        finally:
+            call.cancel()
+            if reporting is not None:
+                reporting.cancel()
+
+    async def _report(self, call: SessionCall) -> None:
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL.total_seconds())
+            status = lifecycle_service_pb2.SessionStatus(queues=self._loads())
+            try:
+                await call.write(lifecycle_service_pb2.OpenSessionRequest(status=status))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # whoever reads the stream says why
+
+    def _obey(self, command: lifecycle_service_pb2.OpenSessionResponse) -> None:
+        match command.WhichOneof("message"):
+            case "cancel":
+                self._heartbeats.cancel(command.cancel.job_id, command.cancel.attempt)
+            case "drain":
+                log.warning("an operator drains this executor: it takes no more jobs")
+                for consumer in self._consumers:
+                    consumer.drain()
+            case _:
+                pass  # a newer jobs service may say more
+
+    def _hello(self) -> lifecycle_service_pb2.OpenSessionRequest:
+        hello = lifecycle_service_pb2.SessionHello(
+            executor_id=self._introduction.executor_id,
+            version=self._introduction.version,
+            job_types=self._introduction.job_types,
+            queues=self._loads(),
+        )
+        return lifecycle_service_pb2.OpenSessionRequest(hello=hello)
+
+    def _loads(self) -> list[lifecycle_service_pb2.QueueLoad]:
+        messages = []
+        for load in (consumer.load() for consumer in self._consumers):
+            message = lifecycle_service_pb2.QueueLoad(queue=load.queue, slots=load.slots, free_slots=load.free_slots)
+            message.idle.FromTimedelta(load.idle)
+            messages.append(message)
+        return messages
+
+    def _closed(self) -> None:
+        if self.open.is_set():
+            self.open.clear()
+            self._heartbeats.renew_now()
