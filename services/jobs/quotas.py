@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aijobs.errors import AijobsError, QuotaExceeded, TooManyJobs
+from aijobs.errors import AijobsError, QuotaExceeded, QuotaViolation, TooManyJobs
 from services.jobs.store import quotas as quota_store
 from services.jobs.store.database import Transaction
 from services.jobs.store.quotas import Counter
@@ -103,14 +103,17 @@ class QuotaBook:
         limits = self.limits[scope]
         what = f"jobs of type {scope}" if scope else "jobs"
         if limits.live is not None and self.live.get((user_id, scope), 0) >= limits.live:
-            return TooManyJobs(
-                f"user {user_id} has {limits.live} {what} that have not ended, as many as one may have",
-                retry_after=RETRY_AFTER,
-            )
+            text = f"user {user_id} has {limits.live} {what} that have not ended, as many as one may have"
+            return TooManyJobs(text, quota_violations=[_violation(user_id, text)], retry_after=RETRY_AFTER)
         for limit, name in ((limits.daily, "day"), (limits.monthly, "month")):
             if limit is not None and self.created.get(Counter(user_id, scope, self.periods[name]), 0) >= limit:
-                return QuotaExceeded(f"user {user_id} has used the quota of {limit} {what} of this {name} (UTC)")
+                text = f"user {user_id} has used the quota of {limit} {what} of this {name} (UTC)"
+                return QuotaExceeded(text, quota_violations=[_violation(user_id, text)])
         return None
+
+
+def _violation(user_id: str, text: str) -> QuotaViolation:
+    return QuotaViolation(f"user:{user_id}", text)
 
 
 def _periods(today: datetime) -> Mapping[str, str]:
