@@ -167,6 +167,16 @@ class Engine:
         async with self._database.engine.connect() as connection:
             return int((await connection.execute(select(func.count()).select_from(table))).scalar_one())
 
+    async def server_connections(self) -> set[int]:
+        """Return the ids of the services' connections, as the database's server counts them."""
+        # This process's own are not among them.
+        await self._database.engine.dispose()
+        async with self._database.engine.connect() as connection:
+            ids = await connection.exec_driver_sql(
+                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            )
+            return set(ids.scalars())
+
     async def row(self, job_id: str) -> RowMapping:
         """Read the row of a job."""
         (row,) = await self.read(jobs, job_id=job_id)
