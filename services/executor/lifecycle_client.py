@@ -1,7 +1,7 @@
 """The jobs service's LifecycleService as the executor calls it: protobuf messages end here."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
@@ -64,9 +64,9 @@ class LifecycleClient:
         )
         self._executor_id = executor_id
 
-    def open_session(self) -> SessionCall:
-        """Open a session's stream; it connects with the first message."""
-        return self._stub.OpenSession()
+    def open_session(self, messages: AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]) -> SessionCall:
+        """Open a session's stream, which takes its messages from the iterator."""
+        return self._stub.OpenSession(messages)
 
     async def lock(self, job_id: str, lease_token: str, session_epoch: int) -> LeasedJob | Refused:
         """Take a job's lease.

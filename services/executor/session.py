@@ -6,7 +6,8 @@ whatever replica answers, and all leases are renewed, which is a sign of life to
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -15,7 +16,7 @@ import grpc
 import structlog
 
 from aijobs.backoff import Backoff
-from aijobs.errors import AijobsError, Unreachable
+from aijobs.errors import AijobsError, PermissionDenied, Unauthenticated, Unreachable
 from aijobs.rpc.status import from_rpc_error
 from aijobs.v1 import lifecycle_service_pb2
 from services.executor.heartbeats import Heartbeats
@@ -106,14 +107,18 @@ class ExecutorSession:
 
     async def run(self) -> None:
         """Keep a session open until cancelled. Never ends by a fault of the jobs service."""
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        backoff, refusals = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff()
         while True:
+            pause = backoff
             try:
                 await self._keep(backoff.reset)
+            except (Unauthenticated, PermissionDenied) as error:
+                pause = refusals
+                log.warning("session refused; check AIJOBS_TOKEN", error=error.message)
             except AijobsError as error:
                 log.warning("session not open", error=error.message)
             self._closed()
-            await backoff.wait()
+            await pause.wait()
 
     async def _keep(self, on_open: Callable[[], None]) -> None:
         """Open a session and keep it until it breaks.
@@ -122,11 +127,10 @@ class ExecutorSession:
             AijobsError: why it broke.
 
         """
-        self._call = call = self._client.open_session()
-        reporting: asyncio.Task[None] | None = None
+        over = asyncio.Event()
+        self._call = call = self._client.open_session(self._messages(over))
         try:
             async with asyncio.timeout(WELCOME_WITHIN.total_seconds()):
-                await call.write(self._hello())
                 first = await call.read()
             if not isinstance(first, lifecycle_service_pb2.OpenSessionResponse):
                 raise Unreachable("", "the session was not welcomed")
@@ -134,7 +138,6 @@ class ExecutorSession:
             self.open.set()
             on_open()
             log.info("session open", epoch=self._epoch)
-            reporting = asyncio.create_task(self._report(call))
             while isinstance(command := await call.read(), lifecycle_service_pb2.OpenSessionResponse):
                 self._obey(command)
         except TimeoutError:
@@ -142,23 +145,24 @@ class ExecutorSession:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:
-            if not call.cancelled():
-                raise
-            if (task := asyncio.current_task()) is not None and task.cancelling():
+            # Either we are told to end, or the call was cancelled because the session is lost.
+            if (task := asyncio.current_task()) is None or task.cancelling() or not call.cancelled():
                 raise
         finally:
+            over.set()
             call.cancel()
-            if reporting is not None:
-                reporting.cancel()
 
-    async def _report(self, call: SessionCall) -> None:
+    async def _messages(self, over: asyncio.Event) -> AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]:
+        """Say hello, then report how busy we are, until the session is over."""
+        yield self._hello()
         while True:
-            await asyncio.sleep(REPORT_INTERVAL.total_seconds())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_INTERVAL.total_seconds()):
+                    await over.wait()
+            if over.is_set():
+                return
             status = lifecycle_service_pb2.SessionStatus(queues=self._loads())
-            try:
-                await call.write(lifecycle_service_pb2.OpenSessionRequest(status=status))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # whoever reads the stream says why
+            yield lifecycle_service_pb2.OpenSessionRequest(status=status)
 
     def _obey(self, command: lifecycle_service_pb2.OpenSessionResponse) -> None:
         match command.WhichOneof("message"):

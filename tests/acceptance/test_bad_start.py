@@ -156,10 +156,6 @@ async def test_a_token_that_does_not_hold_is_named_in_the_log(engine, name):
     process = engine.process(name, log=f"{name}-forged", AIJOBS_TOKEN=engine.token(Role.USER))
     await process.launch()
     try:
-        if name == "executor":
-            await engine.executor.kill()
-            await process.ready()
-            await engine.create()
         await engine.until_logged(process, f"needs the role {name}")
         assert lines_with(process.log, engine.token(Role.USER).split(".")[1]) == []
     finally:

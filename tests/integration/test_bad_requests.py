@@ -173,7 +173,7 @@ async def test_more_items_than_fit_are_not_attempted(channel: grpc.aio.Channel) 
     answer = await lifecycle_service_pb2_grpc.LifecycleServiceStub(channel).LockJobs(
         lifecycle_service_pb2.LockJobsRequest(executor_id="e", items=items)
     )
-    assert [result.error.reason for result in answer.results] == ["JOB_NOT_FOUND"] * 100 + ["NOT_ATTEMPTED"]
+    assert [result.error.reason for result in answer.results] == ["SESSION_LOST"] * 100 + ["NOT_ATTEMPTED"]
 
 
 @pytest.mark.parametrize(
