@@ -93,6 +93,10 @@ class Engine:
         await process.start()
         return process
 
+    def lend(self, process: ServiceProcess) -> None:
+        """Let a process that was made by hand end with `heal` or `end`."""
+        self._extra.append(process)
+
     async def migrate(self) -> None:
         """Bring the database up to date."""
         await upgrade_with(self._database_url)
@@ -125,9 +129,9 @@ class Engine:
         """Return a token."""
         return mint_token(self.connections.secret, subject=subject, roles=roles, lifetime=timedelta(hours=1))
 
-    def client(self, **options: Any) -> Client:
-        """Return a backend's client; use it as a context manager."""
-        return Client(self.connections.jobs_address, self.token(Role.BACKEND), **options)
+    def client(self, *roles: Role, address: str = "", **options: Any) -> Client:
+        """Return a client, a backend's if no roles are named; use it as a context manager."""
+        return Client(address or self.connections.jobs_address, self.token(*roles or (Role.BACKEND,)), **options)
 
     async def create(self, job_type: str = "synthetic", **wanted: Any) -> str:
         """Create a job and return its id."""
