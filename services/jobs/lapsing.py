@@ -86,7 +86,8 @@ class JobLapsing:
 
     async def lapse_session(self, tx: Transaction, executor_id: str) -> None:
         """Lapse every lease of an executor, whose row the transaction holds."""
-        await self._lapse(tx, await executors.held_jobs(tx, executor_id), "session lost")
+        rows = await job_store.get(tx, await executors.held_jobs(tx, executor_id), lock=True)
+        await self._lapse(tx, [job for job in rows.values() if _leased(job)], "session lost")
 
     async def _lapse_expired(self, grace: timedelta | None) -> int:
         total = 0
@@ -98,16 +99,13 @@ class JobLapsing:
                 return total
 
     async def _lapse_if_expired(self, tx: Transaction, job_ids: Sequence[str], grace: timedelta | None) -> int:
-        still = await job_store.expired_leases(tx, grace, CHUNK, among=job_ids, lock=True)
-        return await self._lapse(tx, still, "lease expired" if grace is not None else "engine restarted")
-
-    async def _lapse(self, tx: Transaction, job_ids: Sequence[str], reason: str) -> int:
+        """Judge again on the locked rows: a heartbeat or a report may have come in between."""
         rows = await job_store.get(tx, job_ids, lock=True)
-        planned = [
-            lifecycle.lapse(job, reason=reason, most_takeovers=self._most_takeovers)
-            for job in rows.values()
-            if _leased(job)
-        ]
+        expired = [job for job in rows.values() if _leased(job) and _expired(job, grace)]
+        return await self._lapse(tx, expired, "lease expired" if grace is not None else "engine restarted")
+
+    async def _lapse(self, tx: Transaction, held: Sequence[JobRow], reason: str) -> int:
+        planned = [lifecycle.lapse(job, reason=reason, most_takeovers=self._most_takeovers) for job in held]
         await changes.apply(tx, planned)
         ids = [change.job_id for change in planned]
         rows = await job_store.get(tx, ids)
@@ -119,6 +117,10 @@ class JobLapsing:
         tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
         tx.after_commit(self._wakeups.events.give)
         return len(planned)
+
+
+def _expired(job: JobRow, grace: timedelta | None) -> bool:
+    return grace is None or (job.lock_until is not None and job.lock_until < job.read_at - grace)
 
 
 def _leased(job: JobRow) -> bool:

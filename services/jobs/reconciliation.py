@@ -99,15 +99,18 @@ class Reconciliation:
 
     async def _sweep_queue(self, queue: str, patience: timedelta | None) -> int:
         """Go through the waiting jobs of a queue; no patience: whatever was sent is lost."""
-        total, after = 0, ""
-        while True:
-            look = partial(job_store.waiting, queue=queue, after=after, limit=CHUNK, unlocked_for=patience or ZERO)
-            found = await self._database.read(look)
-            if found:
-                total += await self._database.write(partial(self._dispatch_lost, found=found, patience=patience))
-            if len(found) < CHUNK:
-                return total
-            after = found[-1].job_id
+        total = 0
+        for look in (job_store.queued, job_store.lapsed):
+            last: JobRow | None = None
+            while True:
+                page = partial(look, queue=queue, after=last, limit=CHUNK, since=patience or ZERO)
+                found = await self._database.read(page)
+                if found:
+                    total += await self._database.write(partial(self._dispatch_lost, found=found, patience=patience))
+                    last = found[-1]
+                if len(found) < CHUNK:
+                    break
+        return total
 
     async def _dispatch_lost(self, tx: Transaction, found: Sequence[JobRow], patience: timedelta | None) -> int:
         keys = {job.job_id: events.dispatch_key(job.job_id, job.dispatch_no) for job in found}

@@ -15,7 +15,7 @@ from services.jobs.store.database import Transaction
 from services.jobs.store.tables import outbox_events
 from tests.conformance.conftest import Jobs, hello, success
 
-LONG = timedelta(seconds=60)
+LONG, ZERO = timedelta(seconds=60), timedelta(0)
 
 
 async def published(jobs: Jobs) -> None:
@@ -139,7 +139,7 @@ async def test_a_lock_that_comes_between_look_and_write_stands(jobs: Jobs) -> No
     await published(jobs)
     await idle(jobs)
     sweep = jobs.reconciliation
-    found = await jobs.database.read(lambda tx: job_store.waiting(tx, limit=10))
+    found = await jobs.database.read(lambda tx: job_store.queued(tx, queue="", after=None, limit=10, since=ZERO))
     await jobs.lock(job_id)
     assert await jobs.database.write(lambda tx: sweep._dispatch_lost(tx, found, timedelta(seconds=10))) == 0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, bindparam, or_, select, update
+from sqlalchemy import Select, and_, bindparam, or_, select, update
 
 from aijobs.states import JobState
 from services.jobs.store.database import Transaction
@@ -112,16 +112,22 @@ async def page(
     before: str = "",
     limit: int,
 ) -> list[JobRow]:
-    """Read the newest jobs that fit all given filters, with ids below `before`. Ids rise with time (UUIDv7)."""
+    """Read the newest jobs that fit all given filters, with ids below `before`. Ids rise with time (UUIDv7).
+
+    Each state is asked for by itself: so the order of the answer is that of an index, and nothing is sorted.
+    """
     statement = _select().order_by(jobs.c.job_id.desc()).limit(limit)
     for column, value in ((jobs.c.user_id, user_id), (jobs.c.job_type, job_type), (jobs.c.queue, queue)):
         if value:
             statement = statement.where(column == value)
-    if states:
-        statement = statement.where(jobs.c.lifecycle_status.in_(states))
     if before:
         statement = statement.where(jobs.c.job_id < before)
-    return await _rows(tx, statement)
+    if not states:
+        return await _rows(tx, statement)
+    rows: list[JobRow] = []
+    for state in states:
+        rows += await _rows(tx, statement.where(jobs.c.lifecycle_status == state))
+    return sorted(rows, key=lambda row: row.job_id, reverse=True)[:limit]
 
 
 async def outputs(tx: Transaction, job_ids: Sequence[str]) -> dict[str, str]:
@@ -191,23 +197,11 @@ async def extend(tx: Transaction, renewals: Sequence[Renewal], span: timedelta) 
     return extended
 
 
-async def expired_leases(
-    tx: Transaction, grace: timedelta | None, limit: int, *, among: Sequence[str] | None = None, lock: bool = False
-) -> Sequence[str]:
-    """Read the jobs whose lease ended longer than `grace` ago; None: whose lease is held at all.
-
-    With `lock`, hold their rows, in the order of the ids, until the transaction ends.
-    """
-    statement = select(jobs.c.job_id).where(jobs.c.lifecycle_status == JobState.RUNNING, jobs.c.lapsed_at.is_(None))
-    if grace is not None:
-        statement = statement.where(jobs.c.lock_until < now_plus(-grace))
-    if among is None:
-        statement = statement.order_by(jobs.c.lock_until)
-    else:
-        statement = statement.where(jobs.c.job_id.in_(sorted(among))).order_by(jobs.c.job_id)
-    if lock:
-        statement = statement.with_for_update()
-    return (await tx.execute(statement.limit(limit))).scalars().all()
+async def expired_leases(tx: Transaction, grace: timedelta | None, limit: int) -> Sequence[str]:
+    """Read the jobs whose lease ended longer than `grace` ago, the oldest first; None: whose lease is held at all."""
+    ended = jobs.c.lock_until.is_not(None) if grace is None else jobs.c.lock_until < now_plus(-grace)
+    statement = select(jobs.c.job_id).where(ended).order_by(jobs.c.lock_until).limit(limit)
+    return (await tx.execute(statement)).scalars().all()
 
 
 async def retries(tx: Transaction, job_id: str) -> list[JobRow]:
@@ -215,27 +209,38 @@ async def retries(tx: Transaction, job_id: str) -> list[JobRow]:
     return await _rows(tx, _select().where(jobs.c.retry_of == job_id).order_by(jobs.c.job_id))
 
 
-async def waiting(
-    tx: Transaction, *, queue: str = "", after: str = "", limit: int, unlocked_for: timedelta = timedelta(0)
-) -> list[JobRow]:
-    """Read jobs that wait for a lock and are due, in the order of their ids, above `after`.
+async def queued(tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta) -> list[JobRow]:
+    """Read queued jobs that are due and were created longer than `since` ago, in order, behind `after`.
 
     Args:
         tx: the transaction.
-        queue: only of this queue.
-        after: an id.
+        queue: only of this queue; empty: of all.
+        after: the last job of the page before.
         limit: at most.
-        unlocked_for: only those that have waited for so long, as far as their row tells.
+        since: how long they have waited, as far as their row tells.
 
     """
-    since = now_plus(-unlocked_for)
-    due = or_(jobs.c.due_at.is_(None), jobs.c.due_at <= since)
-    found: list[JobRow] = []
-    # Two questions, because each has an index.
-    for waits in (
-        [jobs.c.lifecycle_status == JobState.QUEUED, jobs.c.created_at <= since],
-        [jobs.c.lifecycle_status == JobState.RUNNING, jobs.c.lapsed_at <= since],
-    ):
-        statement = _select().where(*waits, due, jobs.c.job_id > after).order_by(jobs.c.job_id).limit(limit)
-        found += await _rows(tx, statement.where(jobs.c.queue == queue) if queue else statement)
-    return sorted(found, key=lambda job: job.job_id)[:limit]
+    statement = _waiting(queue, since).where(
+        jobs.c.lifecycle_status == JobState.QUEUED, jobs.c.created_at <= now_plus(-since)
+    )
+    if after is not None:
+        statement = statement.where(jobs.c.job_id > after.job_id)
+    return await _rows(tx, statement.order_by(jobs.c.job_id).limit(limit))
+
+
+async def lapsed(tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta) -> list[JobRow]:
+    """Read running jobs whose lease lapsed longer than `since` ago and that are due; arguments as those of `queued`."""
+    statement = _waiting(queue, since).where(jobs.c.lapsed_at <= now_plus(-since))
+    if after is not None:
+        statement = statement.where(
+            or_(
+                jobs.c.lapsed_at > after.lapsed_at,
+                and_(jobs.c.lapsed_at == after.lapsed_at, jobs.c.job_id > after.job_id),
+            )
+        )
+    return await _rows(tx, statement.order_by(jobs.c.lapsed_at, jobs.c.job_id).limit(limit))
+
+
+def _waiting(queue: str, since: timedelta) -> Select[tuple[object, ...]]:
+    statement = _select().where(or_(jobs.c.due_at.is_(None), jobs.c.due_at <= now_plus(-since)))
+    return statement.where(jobs.c.queue == queue) if queue else statement

@@ -160,7 +160,7 @@ async def claim_states(tx: Transaction, event_ids: Sequence[str]) -> dict[str, C
     statement = (
         select(events.event_id, events.status, events.claim_token, events.attempt_count)
         .where(events.event_id.in_(sorted(set(event_ids))))
-        .order_by(events.id)
+        .order_by(events.event_id)
     )
     if not tx.sqlite:
         statement = statement.with_for_update()
@@ -223,7 +223,7 @@ async def release_expired(tx: Transaction, limit: int) -> int:
     statement = (
         select(events.id)
         .where(events.status == EventStatus.PROCESSING, events.claim_until < now())
-        .order_by(events.id)
+        .order_by(events.claim_until)
         .limit(limit)
     )
     if not tx.sqlite:
