@@ -17,6 +17,7 @@ class Flaw(StrEnum):
     SAME_DISPATCH_AFTER_REFUSAL = "a refused lock does not count dispatch_no up"
     ATTEMPT_COUNTED_AT_CLAIM = "an event's attempt is counted when it is claimed"
     ACKNOWLEDGED_BEFORE_LOCK = "an executor acknowledges its message before it locks the job"
+    LOCKS_FORGOTTEN = "a repeated lock is not recognised"
     REPORTS_FORGOTTEN = "a repeated report is not recognised"
     CANCELS_FORGOTTEN = "a repeated cancel is not recognised"
     HAND_BACK_AS_LAPSE = "a hand-back is taken for a lost lease"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from services.jobs.outbox import MOST_ATTEMPTS
 from services.jobs.store.outbox import EventStatus
 from tests.model.flaws import Flaw
-from tests.model.world import Event, Settlement, World, put
+from tests.model.world import Event, Request, Settlement, World, put
 
 
 class Outbox:
@@ -29,16 +29,16 @@ class Outbox:
                     claimed = claimed._replace(attempts=event.attempts + 1)
                 yield world._replace(events=put(world.events, index, claimed)), event.number
 
-    def settle(self, world: World, token: str, number: int, settlement: Settlement) -> World:
-        """Settle an event that the token holds; a repeat changes nothing (`Outbox._settle`, `_settlement`)."""
+    def settle(self, world: World, request: Request) -> World:
+        """Settle an event that the request's token holds; a repeat changes nothing (`Outbox._settle`)."""
         for index, event in enumerate(world.events):
-            if event.number != number or event.status != EventStatus.PROCESSING:
+            if event.number != request.event or event.status != EventStatus.PROCESSING:
                 continue
-            if event.token != token:
+            if event.token != request.token:
                 if Flaw.SETTLE_WITHOUT_TOKEN not in self._flaws:
                     continue
                 world = world.blame("an event was settled by a claim that had ended")
-            return world._replace(events=put(world.events, index, _settled(event, settlement)))
+            return world._replace(events=put(world.events, index, _settled(event, request.settlement)))
         return world
 
     def release(self, world: World, index: int) -> World:
@@ -53,8 +53,6 @@ def _settled(event: Event, settlement: Settlement) -> Event:
             return event._replace(status=EventStatus.PUBLISHED)
         case "failed":
             dead = event.attempts + 1 >= MOST_ATTEMPTS
-            return event._replace(
-                status=EventStatus.DEAD if dead else EventStatus.PENDING, attempts=event.attempts + 1
-            )
+            return event._replace(status=EventStatus.DEAD if dead else EventStatus.PENDING, attempts=event.attempts + 1)
         case _:
             return event._replace(status=EventStatus.PENDING)

@@ -152,9 +152,7 @@ def fail_execution(row: Row, attempt: int, token: str, execution: int) -> Ruling
                 job, lease, execution=execution, code=code, internal="", feedback=""
             ),
         )
-    return _ruling(
-        row, lambda job: lifecycle.fail(job, lease, execution=execution, code=code, public="", internal="")
-    )
+    return _ruling(row, lambda job: lifecycle.fail(job, lease, execution=execution, code=code, public="", internal=""))
 
 
 @cache

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.model.flaws import Flaw
-from tests.model.world import World
+from tests.model.world import Report, World
 
 #: late: a call gets no answer, and may be carried out later. crash: an executor dies. break: the session of one breaks
 #: that lives. slow: a lease or claim ends although its holder lives. replica: the one that suspects an executor dies.
@@ -14,7 +14,7 @@ Fault = Literal[
     "late", "crash", "break", "slow", "replica", "dispatcher", "outage", "unconfirmed", "rejected", "lost", "doubled",
     "cut", "late hello",
 ]  # fmt: skip
-Wish = Literal["pause", "hand back", "hand back for later", "unknown type"]
+Wish = Literal["pause", "handed back", "handed back for later", "unknown type"]
 
 #: Messages of the job in the broker and with executors.
 IN_FLIGHT = 2
@@ -30,7 +30,7 @@ class Setting:
         failures: executions may fail.
         reaper: leases that nobody renews are ended.
         sweep: jobs whose message is lost are dispatched again.
-        remembers_tokens: see `Service`.
+        knows_leases: it counts as wrong that an executor holds a lease that it does not know of.
 
     """
 
@@ -44,7 +44,7 @@ class Setting:
     failures: bool = False
     reaper: bool = True
     sweep: bool = True
-    remembers_tokens: bool = False
+    knows_leases: bool = False
     flaws: frozenset[Flaw] = frozenset()
 
     def fault(self, world: World, kind: Fault) -> World | None:
@@ -53,7 +53,7 @@ class Setting:
             return world._replace(faults=world.faults - 1)
         return None
 
-    def wish(self, world: World, kind: Wish) -> World | None:
+    def wish(self, world: World, kind: Wish | Report) -> World | None:
         """Let a wish come up if it may: return the world with one less to come."""
         if world.wishes and kind in self.wanted and not world.ended:
             return world._replace(wishes=world.wishes - 1)

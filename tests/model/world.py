@@ -1,7 +1,12 @@
-"""Everything that there is in the model: one job's row and events, who works on it, and what is on its way to whom."""
+"""Everything that there is in the model: one job's row and events, who works on it, and what is on its way to whom.
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple
+A request that gets no answer becomes *late*: it may still be carried out, once, at any later time, or never. That is
+one thing for a lost request, a slow one, and a lost answer. Its caller repeats the call meanwhile, or dies.
+"""
+
+from collections.abc import Iterable, Iterator
+from string import ascii_lowercase
+from typing import Literal, NamedTuple, TypeVar
 
 from aijobs.states import JobState
 from services.jobs.store.changes import Kind
@@ -16,13 +21,13 @@ Report = Literal["", "succeeded", "failed", "cancelled", "handed back", "handed 
 ExecutorStage = Literal["idle", "wants", "runs", "reports", "done"]
 DispatcherStage = Literal["idle", "claims", "holds", "settles"]
 Settlement = Literal["", "published", "failed", "released"]
+CancelAnswer = Literal["", "cancelled", "requested"]
+LETTERS = ascii_lowercase
+ItemT = TypeVar("ItemT")
 
 
-class Late(NamedTuple):
-    """A request that its caller got no answer to. It may still be carried out, once, at any later time, or never.
-
-    That is one thing for a lost request, a slow one, and a lost answer. The caller repeats its call meanwhile, or dies.
-    """
+class Request(NamedTuple):
+    """A call, with what it carries."""
 
     call: Call
     token: str = ""
@@ -63,7 +68,8 @@ class Executor(NamedTuple):
     #: Its row says that its session broke and nothing was heard of it since.
     suspected: bool = False
     suspicions: tuple[Suspicion, ...] = ()
-    late: tuple[Late, ...] = ()
+    #: Requests that it got no answer to.
+    late: tuple[Request, ...] = ()
 
 
 class Dispatcher(NamedTuple):
@@ -90,7 +96,7 @@ class Canceller(NamedTuple):
     """Somebody who may cancel once. `remembered`: the answer that the jobs service keeps under the request id."""
 
     stage: Literal["may", "asks", "answered"] = "may"
-    remembered: Literal["", "cancelled", "requested"] = ""
+    remembered: CancelAnswer = ""
     late: bool = False
 
 
@@ -132,8 +138,8 @@ class World(NamedTuple):
     messages: int = 0
     #: The client knows that the job is created.
     created: bool = False
-    #: Late requests of client and dispatchers.
-    late: tuple[Late, ...] = ()
+    #: Requests of client and dispatchers that got no answer.
+    late: tuple[Request, ...] = ()
     #: The reaper has read the job as one whose lease has ended.
     to_lapse: bool = False
     #: Dispatch number under which the sweep has read the job as one whose message is lost.
@@ -158,9 +164,15 @@ class World(NamedTuple):
         return self if self.wrong else self._replace(wrong=wrong)
 
 
-def put(items: tuple, index: int, item: object) -> tuple:
+def put(items: tuple[ItemT, ...], index: int, item: ItemT) -> tuple[ItemT, ...]:
     """Replace one item of a tuple."""
     return (*items[:index], item, *items[index + 1 :])
+
+
+def without(items: tuple[ItemT, ...], item: ItemT) -> tuple[ItemT, ...]:
+    """Take one item away, once."""
+    index = items.index(item)
+    return items[:index] + items[index + 1 :]
 
 
 def name(index: int) -> str:
@@ -171,13 +183,16 @@ def name(index: int) -> str:
 def fresh(used: Iterable[str]) -> str:
     """Make a token that nobody has."""
     taken = set(used)
-    return next(token for token in "abcdefghijklmnopqrstuvwxyz" if token not in taken)
+    return next(token for token in LETTERS if token not in taken)
 
 
-def lease_tokens(world: World) -> Iterable[str]:
-    """Find every lease token that is known somewhere, in an order that does not depend on tokens."""
-    if world.row is not None and world.row.lease_token is not None:
-        yield world.row.lease_token
+# Where names and numbers are, each in an order that does not depend on them.
+
+
+def lease_tokens(world: World) -> Iterator[str]:
+    """Find the lease tokens that anybody knows."""
+    assert world.row is not None
+    yield world.row.lease_token or ""
     for executor in world.executors:
         yield executor.token
         for late in executor.late:
@@ -186,11 +201,36 @@ def lease_tokens(world: World) -> Iterable[str]:
         yield entry.token
 
 
-def claim_tokens(world: World) -> Iterable[str]:
-    """Find every claim token that is known somewhere, in an order that does not depend on tokens."""
+def claim_tokens(world: World) -> Iterator[str]:
+    """Find the claim tokens that anybody knows."""
     for event in world.events:
         yield event.token
     for dispatcher in world.dispatchers:
         yield dispatcher.token
     for late in world.late:
         yield late.token
+
+
+def attempts(world: World) -> Iterator[int]:
+    """Find the attempts that anybody knows."""
+    assert world.row is not None
+    yield world.row.attempt
+    for executor in world.executors:
+        yield executor.attempt
+        for late in executor.late:
+            yield late.attempt
+    for entry in world.history:
+        yield entry.attempt
+
+
+def dispatch_numbers(world: World) -> Iterator[int]:
+    """Find the dispatch numbers that anybody knows."""
+    assert world.row is not None
+    yield world.row.dispatch_no
+    yield world.to_dispatch
+    for event in world.events:
+        yield event.number
+    for dispatcher in world.dispatchers:
+        yield dispatcher.event
+    for late in world.late:
+        yield late.event
