@@ -76,10 +76,10 @@ class DispatcherSteps:
         rest = world._replace(late=without(world.late, request))
         if request.call == "claim":
             for after, number in self._outbox.claim(rest, request.token):
-                yield Step(f"a late claim of event {number} is carried out", False, after)
+                yield Step(f"a late claim of event {number} is carried out", True, after)
         elif request.call == "settle":
             label = f"a late settle of event {request.event} is carried out: {request.settlement}"
-            yield Step(label, False, self._outbox.settle(rest, request))
+            yield Step(label, True, self._outbox.settle(rest, request))
 
 
 def _name(index: int) -> str:

@@ -141,7 +141,7 @@ class ExecutorSteps:
             yield Step(label, True, worse.executor(index, late=late))
 
     def _late(self, world: World, index: int, request: Request) -> Step[World]:
-        """Carry a late request out; nobody hears the answer."""
+        """Carry a late request out, which nobody can rely on; nobody hears the answer."""
         executor = world.executors[index]
         world = world.executor(index, late=without(executor.late, request))
         match request.call:
@@ -157,7 +157,7 @@ class ExecutorSteps:
             case _:
                 # The executor has given its stream up, and the replica that took the hello finds that out.
                 after, answer = suspect(begin_epoch(world, index), index, present=True), "session lost"
-        return Step(f"a late {request.call} of {name(index)} is carried out: {answer}", False, after)
+        return Step(f"a late {request.call} of {name(index)} is carried out: {answer}", True, after)
 
 
 def _locked(world: World, index: int, answer: Answer) -> World:

@@ -22,7 +22,7 @@ StateT = TypeVar("StateT")
 
 
 class Step(NamedTuple, Generic[StateT]):
-    """One thing that can happen. `forced`: by a fault or somebody's wish, so nobody may wait for it."""
+    """One thing that can happen. `forced`: it also may not, so nobody can rely on it: a fault, or somebody's wish."""
 
     label: str
     forced: bool
@@ -76,10 +76,10 @@ class Explorer(Generic[StateT]):
         self._states: list[StateT] = []
         self._number: dict[StateT, int] = {}
         #: From where a state was reached first.
-        self._parent = array("l")
+        self._parent = array("q")
         #: Steps that are not forced: of state n those from edges_from[n] to edges_from[n + 1].
-        self._edges_from = array("l", [0])
-        self._edges = array("l")
+        self._edges_from = array("q", [0])
+        self._edges = array("q")
 
     def explore(self) -> Exploration:
         """Visit every state, or stop at the first one in which something is wrong."""
@@ -146,7 +146,7 @@ class Explorer(Generic[StateT]):
 
     def _loop(self, undone: list[bool]) -> list[int]:
         """Take undone states away that no undone one leads to, again and again; what is left is or follows a loop."""
-        leading = array("l", bytes(8 * len(undone)))
+        leading = array("q", bytes(8 * len(undone)))
         for number in filter(undone.__getitem__, range(len(undone))):
             for after in self._following(number):
                 leading[after] += 1

@@ -77,7 +77,7 @@ class LeaseProtocol:
                 yield Step("a create gets no answer", True, late)
         if Request("create") in world.late:
             rest = world._replace(late=without(world.late, Request("create")))
-            yield Step("a late create is carried out", False, self._service.create(rest))
+            yield Step("a late create is carried out", True, self._service.create(rest))
 
     def _cancel(self, world: World) -> Steps:
         for index, canceller in enumerate(world.cancellers):
@@ -92,7 +92,7 @@ class LeaseProtocol:
             if canceller.late:
                 rest = put(world.cancellers, index, canceller._replace(late=False))
                 after, answer = self._service.cancel(world._replace(cancellers=rest), index)
-                yield Step(f"a late cancel is carried out: {answer or 'too late'}", False, after)
+                yield Step(f"a late cancel is carried out: {answer or 'too late'}", True, after)
 
     def _sessions(self, world: World) -> Steps:
         for index, executor in enumerate(world.executors):

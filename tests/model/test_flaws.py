@@ -1,9 +1,14 @@
 """The model can fail: each of these flaws, put into the protocol, is found, in the setting in which it shows."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from services.jobs import lifecycle
+from tests.model import rules
 from tests.model.exploring import explore
 from tests.model.flaws import Flaw
+from tests.model.rules import NOW
 from tests.model.setting import Fault, Setting, Wish
 
 
@@ -75,7 +80,30 @@ def test_the_sweep_heals_a_message_acknowledged_too_early():
     assert not explore("sweep", early).problem
 
 
-def test_a_late_request_of_the_dead_needs_the_reaper():
-    """It counts as a sign of life, so the suspicion ends and the lease with it only when it runs out."""
-    late = Setting(faults=2, kinds=frozenset({"crash", "late"}), reaper=False)
-    assert explore("no reaper", late).problem.startswith("dead end")
+@pytest.fixture
+def forgetful_rules() -> Iterator[None]:
+    """What the rules said is remembered; not beyond a test that changes them."""
+
+    def forget() -> None:
+        for rule in vars(rules).values():
+            if hasattr(rule, "cache_clear"):
+                rule.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("forgetful_rules")
+def test_the_real_rules_decide_about_a_cancel(monkeypatch):
+    """The model has no rules of its own: what is wrong in `lifecycle.py` is wrong here."""
+    monkeypatch.setattr(lifecycle, "_require_no_cancel", lifecycle._require_lease)
+    found = explore("rules that do not look for a cancel", Setting(cancellers=1))
+    assert found.problem == "a job succeeded after a cancel was acknowledged"
+
+
+@pytest.mark.usefixtures("forgetful_rules")
+def test_the_real_rules_decide_about_a_lapse(monkeypatch):
+    monkeypatch.setattr(lifecycle, "_lapsed", lambda _: {**lifecycle.NO_LEASE, "lapsed_at": NOW})
+    found = explore("a lapse that dispatches nothing", Setting(faults=1, kinds=frozenset({"crash"})))
+    assert found.problem == "two events under one dedupe key"

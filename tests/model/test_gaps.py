@@ -29,3 +29,11 @@ def test_a_late_claim_and_a_late_settle_can_count_one_failure_twice():
     """The event keeps its token when it is settled, so the late claim takes it again under the same one."""
     found = explore("late settle", Setting(faults=3, kinds=frozenset({"rejected", "late"})))
     assert found.problem == "violated: an event's attempts are those that failed"
+
+
+def test_after_a_sign_of_life_a_death_is_noticed_by_the_reaper_only():
+    """The sign ends the suspicion for good, and a stream that is broken already cannot break once more."""
+    found = explore("break", Setting(faults=2, kinds=frozenset({"break", "crash"}), reaper=False))
+    assert found.problem.startswith("dead end")
+    late = explore("late", Setting(faults=2, kinds=frozenset({"late", "crash"}), reaper=False))
+    assert late.problem.startswith("dead end")
