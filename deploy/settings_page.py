@@ -89,11 +89,11 @@ def meanings(settings: type[BaseModel]) -> dict[str, str]:
 
 def default(field: FieldInfo) -> str:
     """Describe the default of a field."""
-    value = field.get_default()
+    value = field.get_default(call_default_factory=True)
     match value:
         case _ if value is PydanticUndefined:
             return "**required**"
-        case None:
+        case None | dict():
             return "unset"
         case timedelta():
             return f"`{value.total_seconds():g}`"

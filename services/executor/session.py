@@ -76,6 +76,7 @@ class ExecutorSession:
         self._heartbeats = heartbeats
         self._consumers: Sequence[Drainable] = ()
         self._epoch = 0
+        self._hellos = 0
         self._call: SessionCall | None = None
         #: Set while the jobs service knows us.
         self.open = asyncio.Event()
@@ -176,7 +177,9 @@ class ExecutorSession:
                 pass  # a newer jobs service may say more
 
     def _hello(self) -> lifecycle_service_pb2.OpenSessionRequest:
+        self._hellos += 1
         hello = lifecycle_service_pb2.SessionHello(
+            hello_no=self._hellos,
             executor_id=self._introduction.executor_id,
             version=self._introduction.version,
             job_types=self._introduction.job_types,

@@ -142,12 +142,14 @@ class JobLeasing:
         return await write_each(self._database, batch, work)
 
     async def _lock(self, tx: Transaction, holder: Holder, batch: Sequence[LockRequest]) -> list[Locked | AijobsError]:
-        executor = await sign_of_life(tx, holder.executor_id)
-        if executor is None or executor.session_epoch != holder.session_epoch:
-            lost = SessionLost(f"executor {holder.executor_id}: session {holder.session_epoch} is not the present one")
+        executor = await executors.get(tx, holder.executor_id, share=True)
+        if executor is None or executor.session_epoch != holder.session_epoch or executor.disconnected_at is not None:
+            # It may be the late call of a process that is gone: no sign of life, and no lease that nobody knows of.
+            lost = SessionLost(f"executor {holder.executor_id}: session {holder.session_epoch} is not open")
             return [lost] * len(batch)
         paused = await queues.paused(tx)
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
+        used = await history.lease_tokens(tx, [job.job_id for job in rows.values() if job.attempt])
         snapshots = await contents.snapshots(tx, rows)
         errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
         room = LARGEST_ANSWER
@@ -160,6 +162,10 @@ class JobLeasing:
                 if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
                     again[item.job_id] = waiting
                     raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
+                if item.lease_token in used.get(item.job_id, ()) and (
+                    job is None or item.lease_token != job.lease_token
+                ):
+                    raise LeaseConflict(f"job {item.job_id}: the lease of this token is over")
                 change = self._grant(holder.executor_id, item, job, granted.get(item.job_id))
                 if job is None or snapshot is None:
                     raise InternalError(f"job {item.job_id} has no snapshot")
@@ -241,22 +247,11 @@ class JobLeasing:
         ]
 
 
-async def sign_of_life(tx: Transaction, executor_id: str) -> ExecutorRow | None:
-    """Hold the row of an executor shared, and store that it was heard of (LC-8); None: there is no such executor.
-
-    A sign that is due is written first, alone: two transactions that share the row could not both go on to write it.
-    """
+async def sign_of_life(tx: Transaction, executor_id: str) -> None:
+    """Store that an executor was heard of, if that is due: it ends a suspicion (LC-8)."""
     executor = await executors.get(tx, executor_id)
-    if executor is None:
-        return None
-    if executor.owes_a_sign:
+    if executor is not None and executor.owes_a_sign:
         await executors.sign(tx, executor_id)
-        return await executors.get(tx, executor_id)
-    held = await executors.get(tx, executor_id, share=True)
-    if held is not None and held.under_suspicion:
-        # It came under suspicion between the two reads: begin again, and sign first.
-        raise changes.StaleChange(f"executor {executor_id} was suspected meanwhile")
-    return held
 
 
 def _not_ready(job: JobRow, paused: frozenset[str], executor: ExecutorRow) -> Change | None:

@@ -21,7 +21,7 @@ from enum import Enum, auto
 import structlog
 
 from aijobs.backoff import Backoff
-from aijobs.errors import ShuttingDown, Unavailable
+from aijobs.errors import SessionLost, ShuttingDown, Unavailable
 from services.jobs.lapsing import JobLapsing
 from services.jobs.store import executors
 from services.jobs.store.database import Database, Transaction
@@ -95,18 +95,34 @@ class ExecutorSessions:
 
         Raises:
             ShuttingDown: this replica takes no more sessions.
+            SessionLost: the executor has said a later hello already.
             Unavailable: the database cannot be reached.
 
         """
         if self._stopping:
             raise ShuttingDown
+        opening = asyncio.ensure_future(self._open(hello))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The stream broke before there was a session to close; once there is one, it is closed.
+            opening.add_done_callback(self._close_opened)
+            raise
+
+    async def _open(self, hello: Hello) -> Session:
         epoch = await self._database.write(lambda tx: executors.say_hello(tx, hello))
+        if epoch is None:
+            raise SessionLost(f"executor {hello.executor_id}: hello {hello.hello_no} comes after a later one")
         session = Session(hello.executor_id, epoch)
         self._sessions.add(session)
         # What was requested while it was away is told with the next look, which is now.
         self._wakeups.commands.give()
         log.info("executor connected", executor_id=hello.executor_id, epoch=epoch)
         return session
+
+    def _close_opened(self, opening: asyncio.Future[Session]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self.close(opening.result())
 
     async def report(self, session: Session, queues: Sequence[QueueLoad]) -> None:
         """Store how busy an executor is.

@@ -57,7 +57,7 @@ class Stubs:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
         """Be an executor that is there."""
-        hello = lifecycle_service_pb2.SessionHello(executor_id=self._executor_id, job_types=["synthetic"])
+        hello = lifecycle_service_pb2.SessionHello(executor_id=self._executor_id, hello_no=1, job_types=["synthetic"])
         stream = self.lifecycle.OpenSession()
         await stream.write(lifecycle_service_pb2.OpenSessionRequest(hello=hello))
         first = await stream.read()

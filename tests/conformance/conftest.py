@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -192,9 +193,14 @@ class Jobs:
         return [str(entry.kind) for entry in await self.queries.history(job_id, after_sequence=0)]
 
 
+HELLOS = count(1)
+
+
 def hello(executor_id: str, *job_types: str, free_slots: int = 0, idle: timedelta = timedelta(0)) -> Hello:
+    """Introduce an executor, with a higher number each time."""
     return Hello(
         executor_id=executor_id,
+        hello_no=next(HELLOS),
         version="1.0.0",
         job_types=job_types or ("testing", "fixed", "patient", "impatient"),
         queues=[QueueLoad(queue="ai-interactive", slots=2, free_slots=free_slots, idle=idle)],

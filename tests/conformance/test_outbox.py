@@ -181,3 +181,14 @@ async def test_a_batch_settles_each_event_by_itself(jobs: Jobs) -> None:
     )
     assert [result is None for result in results] == [True, True, True, False]
     assert [row["status"] for row in await jobs.rows(outbox_events, "id")] == ["published", "pending", "pending"]
+
+
+async def test_a_late_copy_of_a_claim_takes_no_event_that_was_settled_under_its_token(jobs: Jobs) -> None:
+    """Its answer goes to nobody, and a repeated settle would count the failure once more."""
+    await jobs.create()
+    token = uuid4().hex
+    (event,) = await jobs.claim(token)
+    await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Released())])
+    await make_due(jobs)
+    assert await jobs.claim(token) == []
+    assert [other.event_id for other in await jobs.claim()] == [event.event_id]

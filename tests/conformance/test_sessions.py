@@ -7,12 +7,13 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from aijobs.errors import ExecutorNotFound, LeaseLost, SessionLost, ShuttingDown
-from services.jobs.execution import Accepted
+from aijobs.errors import ExecutorNotFound, LeaseConflict, LeaseLost, SessionLost, ShuttingDown
+from services.jobs.execution import Accepted, Released
 from services.jobs.leasing import Extended, Holder, Locked, LockRequest
 from services.jobs.sessions import CancelRun, Drain, Session
 from services.jobs.store.database import Transaction
 from services.jobs.store.executors import QueueLoad
+from tests.acceptance.waiting import until
 from tests.conformance.conftest import Jobs, hello, lease_of, success
 
 GRACE = timedelta(milliseconds=150)
@@ -92,18 +93,14 @@ async def test_an_executor_that_comes_back_within_the_grace_keeps_its_leases(qui
     assert (await executor(quick)).lost_at is None
 
 
-@pytest.mark.parametrize("call", ["extend", "lock", "submit"])
-async def test_any_successful_call_is_a_sign_of_life(quick: Jobs, call: str) -> None:
+@pytest.mark.parametrize("call", ["extend", "submit"])
+async def test_a_successful_report_is_a_sign_of_life(quick: Jobs, call: str) -> None:
     """The stream is cut for good, calls get through: whoever calls is there."""
     lease, finished = await quick.running(), await quick.running()
-    other = (await quick.create()).job.job_id
-    holder = await quick.holder()
     await quick.sessions._disconnect(quick.opened["executor-1"])
     match call:
         case "extend":
             await quick.extend(lease)
-        case "lock":
-            await quick.leasing.lock(holder, [LockRequest(job_id=other, lease_token="t" * 32)])
         case "submit":
             await quick.submit(finished, success())
     assert str(await quick.sessions._judge(quick.opened["executor-1"])) == "Verdict.THERE"
@@ -155,15 +152,51 @@ async def test_a_replica_that_stops_suspects_nobody_and_takes_no_session(quick: 
         await quick.sessions.open(hello("executor-3"))
 
 
-async def test_a_sign_that_is_due_is_written_while_the_row_is_shared_by_others(jobs: Jobs) -> None:
-    """Two transactions that share the executor's row must not wait for each other to write it."""
-    ids = [(await jobs.create()).job.job_id for _ in range(20)]
-    holder = await jobs.holder()
-    await age(jobs, "seen_at", seconds=5)
-    results = await asyncio.gather(
-        *(jobs.leasing.lock(holder, [LockRequest(job_id=job_id, lease_token="t" * 32)]) for job_id in ids)
-    )
-    assert all(isinstance(result, Locked) for (result,) in results)
+async def test_a_late_hello_is_refused_and_costs_the_present_session_nothing(jobs: Jobs) -> None:
+    """It comes from a stream that was given up, after that of the stream that is used."""
+    late, present = hello("executor-1"), hello("executor-1")
+    session = await jobs.sessions.open(present)
+    for _ in range(2):
+        with pytest.raises(SessionLost):
+            await jobs.sessions.open(late)
+    with pytest.raises(SessionLost):
+        await jobs.sessions.open(present)
+    assert (await executor(jobs)).session_epoch == session.epoch
+
+
+async def test_a_stream_that_breaks_before_its_session_is_open_is_closed_when_it_is(quick: Jobs) -> None:
+    opening = asyncio.create_task(quick.sessions.open(hello("executor-1")))
+    await until(lambda: quick.database._running, "the transaction of the hello")
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await until(lambda: quick.sessions._suspicions, "the close of the session")
+    await settled(quick)
+    assert (await executor(quick)).lost_at is not None
+
+
+async def test_a_lock_while_the_session_is_broken_is_refused_and_no_sign_of_life(jobs: Jobs) -> None:
+    """It may be the late call of a process that is gone: nobody would know of its lease."""
+    lease = await jobs.running()
+    job_id = (await jobs.create()).job.job_id
+    holder, session = await jobs.holder(), jobs.opened["executor-1"]
+    await jobs.sessions._disconnect(session)
+    (refused,) = await jobs.leasing.lock(holder, [LockRequest(job_id=job_id, lease_token="t" * 32)])
+    assert isinstance(refused, SessionLost)
+    assert str(await jobs.sessions._judge(session)) == "Verdict.LOST"
+    assert await jobs.history(lease.job_id) == ["created", "locked", "lapsed"]
+
+
+async def test_a_late_copy_of_a_lock_gives_no_lease_a_second_time(jobs: Jobs) -> None:
+    """The lease was had and handed back; whoever had it does not wait for an answer any more."""
+    token = "t" * 32
+    job_id = (await jobs.create()).job.job_id
+    lease = lease_of(await jobs.lock(job_id, token))
+    assert isinstance(await jobs.try_lock(job_id, token), Locked), "a repeat while it holds"
+    await jobs.submit(lease, Released(reason="shutting down"))
+    assert isinstance(await jobs.try_lock(job_id, token), LeaseConflict)
+    assert isinstance(await jobs.try_lock(job_id, "u" * 32), Locked)
+    assert isinstance(await jobs.try_lock(job_id, token), LeaseConflict)
 
 
 async def test_locks_race_with_the_loss_of_their_session(jobs: Jobs) -> None:

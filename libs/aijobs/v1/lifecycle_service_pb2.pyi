@@ -95,10 +95,15 @@ class SessionHello(_message.Message):
     QUEUES_FIELD_NUMBER: _builtins.int
     JOB_TYPES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HELLO_NO_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     """The executor process; new at every process start."""
     version: _builtins.str
     """Version of the executor, for people."""
+    hello_no: _builtins.int
+    """Number of this hello within the process, from 1. One that is not above all earlier ones is refused with
+    SESSION_LOST: it comes late, from a stream that was given up.
+    """
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLoad]:
         """The queues that it consumes."""
@@ -114,10 +119,11 @@ class SessionHello(_message.Message):
         queues: _abc.Iterable[Global___QueueLoad] | None = ...,
         job_types: _abc.Iterable[_builtins.str] | None = ...,
         version: _builtins.str = ...,
+        hello_no: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "job_types", b"job_types", "queues", b"queues", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_id", b"executor_id", "hello_no", b"hello_no", "job_types", b"job_types", "queues", b"queues", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,7 +171,10 @@ def _command(command: Command) -> lifecycle_service_pb2.OpenSessionResponse:
 def _hello(message: lifecycle_service_pb2.SessionHello) -> Hello:
     if len(message.job_types) > MOST_TYPES:
         raise InvalidInput.field("hello.job_types", f"{len(message.job_types)} types; at most {MOST_TYPES}")
+    if message.hello_no < 1:
+        raise InvalidInput.field("hello.hello_no", "must be 1 or more")
     return Hello(
+        hello_no=message.hello_no,
         executor_id=translate.identifier("hello.executor_id", message.executor_id),
         version=translate.optional_identifier("hello.version", message.version, most=LONGEST_VERSION),
         job_types=[translate.identifier("hello.job_types", name) for name in message.job_types],

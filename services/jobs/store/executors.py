@@ -34,9 +34,10 @@ class QueueLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """How an executor introduces itself."""
+    """How an executor introduces itself. `hello_no` counts the hellos of its process, from 1."""
 
     executor_id: str
+    hello_no: int
     version: str
     job_types: Sequence[str]
     queues: Sequence[QueueLoad]
@@ -103,9 +104,10 @@ async def get(tx: Transaction, executor_id: str, *, lock: bool = False, share: b
     return None if row is None else ExecutorRow(**row)
 
 
-async def say_hello(tx: Transaction, hello: Hello) -> int:
-    """Store a hello and return the epoch of the session that begins with it."""
+async def say_hello(tx: Transaction, hello: Hello) -> int | None:
+    """Store a hello and return the epoch of the session that begins with it; None: a later hello was heard before."""
     said = {
+        "hello_no": hello.hello_no,
         "version": hello.version,
         "job_types_json": json.dumps(sorted(hello.job_types)),
         "queues_json": _queues_json(hello.queues),
@@ -114,13 +116,18 @@ async def say_hello(tx: Transaction, hello: Hello) -> int:
         "disconnected_at": None,
         "lost_at": None,
     }
-    first = {"executor_id": hello.executor_id, "session_epoch": 1, "first_seen_at": now(), **said}
-    again = {"session_epoch": executors.c.session_epoch + 1, **said}
+    first = {"executor_id": hello.executor_id, "session_epoch": 0, "first_seen_at": now(), **said, "hello_no": 0}
+    # Makes the row if there is none, and holds it alone either way.
     if tx.sqlite:
-        statement = sqlite_insert(executors).values(first)
-        await tx.execute(statement.on_conflict_do_update(index_elements=["executor_id"], set_=again))
+        await tx.execute(sqlite_insert(executors).values(first).on_conflict_do_nothing())
     else:
-        await tx.execute(mysql_insert(executors).values(first).on_duplicate_key_update(again))
+        await tx.execute(
+            mysql_insert(executors).values(first).on_duplicate_key_update(executor_id=executors.c.executor_id)
+        )
+    newer = update(executors).where(executors.c.executor_id == hello.executor_id, executors.c.hello_no < hello.hello_no)
+    result = await tx.execute(newer.values(session_epoch=executors.c.session_epoch + 1, **said))
+    if not result.rowcount:
+        return None
     epoch = select(executors.c.session_epoch).where(executors.c.executor_id == hello.executor_id)
     return int((await tx.execute(epoch)).scalar_one())
 

@@ -66,5 +66,18 @@ async def failed_executions(tx: Transaction, job_ids: Sequence[str]) -> dict[str
     return found
 
 
+async def lease_tokens(tx: Transaction, job_ids: Sequence[str]) -> dict[str, set[str]]:
+    """Read the tokens of all leases that jobs ever had, the present ones too."""
+    if not job_ids:
+        return {}
+    statement = select(job_history.c.job_id, job_history.c.lease_token).where(
+        job_history.c.job_id.in_(job_ids), job_history.c.kind.in_((Kind.LOCKED, Kind.TAKEN_OVER))
+    )
+    found: dict[str, set[str]] = {}
+    for job_id, token in await tx.execute(statement):
+        found.setdefault(job_id, set()).add(token)
+    return found
+
+
 def _rows(mappings: Sequence[RowMapping]) -> list[HistoryRow]:
     return [HistoryRow(**{**mapping, "kind": Kind(mapping["kind"])}) for mapping in mappings]

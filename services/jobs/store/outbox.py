@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, case, func, insert, select, update
+from sqlalchemy import BindParameter, bindparam, case, func, insert, or_, select, update
 
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import outbox_events
@@ -131,6 +131,8 @@ async def claim(
                 events.queue == queue,
                 events.available_at <= now(),
                 events.event_type.in_(event_types),
+                # Settled under this very token already: the claim is a late copy, and its answer goes to nobody.
+                or_(events.claim_token.is_(None), events.claim_token != claim_token),
             )
             .order_by(events.available_at, events.id)
             .limit(limit - len(ids))

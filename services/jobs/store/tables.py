@@ -114,6 +114,7 @@ executors = Table(
     metadata,
     Column("executor_id", ascii_text(128), primary_key=True),
     Column("session_epoch", BigInteger, nullable=False),
+    Column("hello_no", BigInteger, nullable=False),
     Column("version", ascii_text(64), nullable=False),
     Column("job_types_json", long_text(), nullable=False),
     Column("queues_json", long_text(), nullable=False),

@@ -72,6 +72,7 @@ def upgrade() -> None:
         "executors",
         sa.Column("executor_id", ascii_text(128), nullable=False),
         sa.Column("session_epoch", sa.BigInteger(), nullable=False),
+        sa.Column("hello_no", sa.BigInteger(), nullable=False),
         sa.Column("version", ascii_text(64), nullable=False),
         sa.Column("job_types_json", long_text(), nullable=False),
         sa.Column("queues_json", long_text(), nullable=False),
