@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -43,10 +44,15 @@ async def test_every_hello_begins_a_session_with_a_higher_epoch(jobs: Jobs) -> N
     assert (await jobs.sessions.open(hello("executor-2"))).epoch == 1
 
 
-async def test_hellos_at_once_get_different_epochs(jobs: Jobs) -> None:
+async def test_of_hellos_at_once_the_latest_is_heard_and_no_two_get_one_epoch(jobs: Jobs) -> None:
     await jobs.sessions.open(hello("executor-1"))
-    sessions = await asyncio.gather(*(jobs.sessions.open(hello("executor-1")) for _ in range(10)))
-    assert len({session.epoch for session in sessions}) == 10
+    hellos = [hello("executor-1") for _ in range(10)]
+    results = await asyncio.gather(*map(jobs.sessions.open, hellos), return_exceptions=True)
+    epochs = [result.epoch for result in results if isinstance(result, Session)]
+    assert len(set(epochs)) == len(epochs)
+    assert isinstance(latest := results[-1], Session)
+    assert latest.epoch == max(epochs)
+    assert all(isinstance(result, Session | SessionLost) for result in results)
 
 
 async def test_the_leases_of_an_executor_that_does_not_come_back_lapse_after_the_grace(quick: Jobs) -> None:
@@ -164,12 +170,24 @@ async def test_a_late_hello_is_refused_and_costs_the_present_session_nothing(job
     assert (await executor(jobs)).session_epoch == session.epoch
 
 
-async def test_a_stream_that_breaks_before_its_session_is_open_is_closed_when_it_is(quick: Jobs) -> None:
+async def test_a_stream_that_breaks_before_its_session_is_open_is_closed_when_it_is(
+    quick: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    write = quick.database.write
+
+    async def held_up(work: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await write(work)
+
+    monkeypatch.setattr(quick.database, "write", held_up)
     opening = asyncio.create_task(quick.sessions.open(hello("executor-1")))
-    await until(lambda: quick.database._running, "the transaction of the hello")
+    await begun.wait()
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
+    go_on.set()
     await until(lambda: quick.sessions._suspicions, "the close of the session")
     await settled(quick)
     assert (await executor(quick)).lost_at is not None
