@@ -52,6 +52,8 @@ class ServiceSettings(BaseSettings):
 
     #: Where to serve gRPC, as `host:port`; port 0 picks a free one.
     listen: str = "127.0.0.1:50051"
+    #: Where to serve metrics for Prometheus over HTTP, as `host:port`; unset: nowhere.
+    metrics_listen: str | None = None
     #: Verifies the tokens of callers. Without it everybody may do everything, on loopback only.
     token_secret: SecretStr | None = None
     #: What the service shows to the services that it calls.
@@ -63,10 +65,11 @@ class ServiceSettings(BaseSettings):
         default=timedelta(seconds=20), validation_alias="AIJOBS_DRAIN_SECONDS"
     )
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _listen_is_an_address(cls, listen: str) -> str:
-        Address.parse(listen)
+    def _listen_is_an_address(cls, listen: str | None) -> str | None:
+        if listen is not None:
+            Address.parse(listen)
         return listen
 
     @field_validator("token_secret")

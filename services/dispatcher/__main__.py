@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from aijobs import logs
+from aijobs import logs, metrics
 from aijobs.broker.rabbitmq import RabbitMqBroker
 from aijobs.broker.settings import broker_urls
 from aijobs.service import run_service
@@ -19,7 +19,8 @@ def main() -> int:
     broker = RabbitMqBroker(broker_urls(settings.broker_url))
 
     async def run(stop: asyncio.Event) -> None:
-        await app.build(settings, broker).run(stop)
+        with metrics.served(settings.metrics_listen):
+            await app.build(settings, broker).run(stop)
 
     return run_service(run)
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from aijobs import logs
+from aijobs import logs, metrics
 from aijobs.registry import BadDefinitions, Registry
 from aijobs.service import run_service
 from aijobs.settings import load
@@ -22,7 +22,8 @@ def main() -> int:
         return 2
 
     async def run(stop: asyncio.Event) -> None:
-        await app.build(settings, registry).run(stop)
+        with metrics.served(settings.metrics_listen):
+            await app.build(settings, registry).run(stop)
 
     return run_service(run)
 

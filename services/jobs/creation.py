@@ -13,7 +13,7 @@ from typing import Any
 
 from uuid_utils import uuid7
 
-from aijobs import canonical
+from aijobs import canonical, metrics
 from aijobs.errors import AijobsError, IdempotencyKeyReused, PlatformUnavailable, RequestIdReused
 from aijobs.registry import Registry
 from services.jobs import events
@@ -27,6 +27,9 @@ from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
 
 METHOD = "CreateJob"
+DIFFERING_REPEATS = metrics.counter(
+    "creates_request_differs", "Creates whose idempotency key named a job of another request", "job_type"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ class JobCreation:
         await self._insert(tx, new)
         await book.write(tx)
         await requests.remember(tx, fresh)
+        tx.after_commit(lambda: _count_differing(batch, plans))
         rows = await job_store.get(tx, (plan.job_id for plan in plans if isinstance(plan, _Plan)))
         await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id, _ in new])
         return [
@@ -193,6 +197,12 @@ def _row(job_id: str, item: _Create) -> dict[str, Any]:
         "due_at": request.run_at,
         "root_job_id": job_id,
     }
+
+
+def _count_differing(batch: Sequence[_Create], plans: Sequence[_Plan | AijobsError]) -> None:
+    for item, plan in zip(batch, plans, strict=True):
+        if isinstance(plan, IdempotencyKeyReused) or (isinstance(plan, _Plan) and plan.differs):
+            DIFFERING_REPEATS.labels(item.request.job_type).inc()
 
 
 def _refused(switch: platform.Availability) -> PlatformUnavailable:

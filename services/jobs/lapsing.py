@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from aijobs import metrics
 from aijobs.errors import Unavailable
 from aijobs.states import JobState
 from services.jobs import events, lifecycle
@@ -28,6 +29,7 @@ CHUNK = 100
 #: Executors that were not seen for so long are forgotten.
 FORGET_EXECUTOR_AFTER = timedelta(days=2)
 FORGET_CHUNK = 500
+LAPSED = metrics.counter("leases_lapsed", "Leases that ended without a report", "reason", "outcome")
 log = structlog.get_logger()
 
 
@@ -111,6 +113,7 @@ class JobLapsing:
         rows = await job_store.get(tx, ids)
         await outbox.append(tx, [event for job_id in ids if (event := events.of_change(rows[job_id]))])
         for change in planned:
+            LAPSED.labels(reason, change.kind).inc()
             log.warning(
                 "lease lapsed", job_id=change.job_id, attempt=change.attempt, reason=reason, outcome=str(change.kind)
             )

@@ -17,6 +17,7 @@ from functools import partial
 
 import structlog
 
+from aijobs import metrics
 from aijobs.errors import Unavailable
 from services.jobs import events, lifecycle
 from services.jobs.store import changes, executors, outbox, queues
@@ -34,6 +35,7 @@ FRESH_REPORT = timedelta(seconds=15)
 MOST_EXECUTORS = 1000
 #: On its way without our help: the outbox sends it, or releases the claim of a dispatcher that is gone.
 ON_ITS_WAY = (EventStatus.SCHEDULED, EventStatus.PENDING, EventStatus.PROCESSING)
+DISPATCHED_AGAIN = metrics.counter("messages_lost", "Jobs that were dispatched again because their message was lost")
 log = structlog.get_logger()
 
 
@@ -131,6 +133,7 @@ class Reconciliation:
         if ids:
             say = log.info if patience is None else log.warning
             say("jobs dispatched again: their messages are lost", jobs=len(ids), first=ids[0])
+            tx.after_commit(lambda: DISPATCHED_AGAIN.inc(len(ids)))
             tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
             tx.after_commit(self._wakeups.events.give)
         return len(ids)

@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 import structlog
 
+from aijobs import metrics
 from aijobs.backoff import Backoff
 from aijobs.errors import SessionLost, ShuttingDown, Unavailable
 from services.jobs.lapsing import JobLapsing
@@ -30,6 +31,7 @@ from services.jobs.wakeups import Wakeups
 
 #: How often cancels and drains of other replicas are looked for; those of this one are told at once.
 POLL_INTERVAL = timedelta(milliseconds=500)
+LOST = metrics.counter("executors_lost", "Executors whose session broke and who did not come back")
 log = structlog.get_logger()
 
 
@@ -193,6 +195,7 @@ class ExecutorSessions:
                 log.warning("executor gets another grace: the database was slow", executor_id=session.executor_id)
                 continue
             if verdict is Verdict.LOST:
+                LOST.inc()
                 log.warning("executor lost", executor_id=session.executor_id, epoch=session.epoch)
             return
 

@@ -22,7 +22,7 @@ from aijobs.errors import (
 )
 from aijobs.registry import Registry
 from aijobs.states import JobState
-from services.jobs.creation import Created, JobCreation
+from services.jobs.creation import DIFFERING_REPEATS, Created, JobCreation
 from services.jobs.quotas import Limits, Quotas
 from services.jobs.store import outbox
 from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_events, requests
@@ -228,3 +228,19 @@ async def test_validating_only_writes_nothing(jobs: Jobs) -> None:
 async def test_ids_rise_with_time(jobs: Jobs) -> None:
     ids = [(await jobs.create(request_id=uuid4().hex)).job.job_id for _ in range(5)]
     assert ids == sorted(ids)
+
+
+async def test_repeats_that_ask_for_something_else_are_counted(jobs: Jobs) -> None:
+    """CR-2: somebody's keys are not what they should be, and nobody is told by an error."""
+
+    def counted() -> float:
+        return float(DIFFERING_REPEATS.labels("testing")._value.get())
+
+    before = counted()
+    await jobs.create(idempotency_key="k")
+    await jobs.create(idempotency_key="k")
+    await jobs.create(idempotency_key="k", input={"text": "other"})
+    await jobs.creation.create(
+        "backend", [new_job(idempotency_key="k", input={"text": "other"}, strict_idempotency=True)]
+    )
+    assert counted() == before + 2
