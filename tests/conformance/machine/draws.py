@@ -24,12 +24,16 @@ REQUEST_ID = st.sampled_from(["", "", "request-1", "request-2"])
 EXECUTOR = st.sampled_from(["executor-1", "executor-1", "executor-2", "executor-3"])
 #: What somebody else does meanwhile, and to which of many.
 MEANWHILE = st.tuples(
-    st.sampled_from(["", "", "heartbeat", "success", "cancel", "lock", "reap", "hello"]), st.integers(0, 9)
+    st.sampled_from(["", "", "heartbeat", "heartbeat", "success", "cancel", "lock", "reap", "sweep", "hello"]),
+    st.integers(0, 9),
 )
-REPORT = st.sampled_from(["success", "success", "artifacts", "retryable", "final", "cancelled", "released", "delayed"])
+REPORT = st.sampled_from(
+    ["retryable", "success", "artifacts", "final", "cancelled", "released", "delayed", "success", "retryable"]
+)
 RESULTS = st.lists(st.sampled_from(["published", "published", "failed", "released"]), min_size=3, max_size=3)
 #: Whether to choose something that the call is meant for.
 FIT = st.sampled_from([True, True, False])
+DISPATCH = st.sampled_from(["claim", "publish", "publish", "settle", "late"])
 LIMIT = st.sampled_from([1, 5])
 IDLE = st.sampled_from([True, True, False])
 NEW_JOB = st.fixed_dictionaries(

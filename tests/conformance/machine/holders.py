@@ -95,7 +95,8 @@ class Holders:
             lambda: self._stage.services.leasing.lock(holder, wishes),
         )
         self.heard(session.executor_id)
-        if session.epoch != step.before.executors[session.executor_id]["session_epoch"]:
+        row = step.before.executors[session.executor_id]
+        if session.epoch != row["session_epoch"] or row["lost_at"] is not None:
             assert all(isinstance(answer, SessionLost) for answer in step.answer)
             assert step.quiet
             return

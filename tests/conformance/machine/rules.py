@@ -16,6 +16,7 @@ from tests.conformance.conftest import new_job, success
 from tests.conformance.machine.backends import Backends
 from tests.conformance.machine.draws import (
     DELAY,
+    DISPATCH,
     EXECUTOR,
     FIT,
     IDLE,
@@ -102,6 +103,7 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stage.world.waiting)
     @rule(executor_id=EXECUTOR, pick=PICK, fit=FIT)
     def lock_waiting(self, executor_id: str, pick: int, fit: bool) -> None:
+        self._open(executor_id)
         jobs = (fit and self._ready) or self.stage.world.waiting
         self._lock(executor_id, 0, [some(jobs, pick)], [self._name("token")])
 
@@ -121,18 +123,18 @@ class JobMachine(RuleBasedStateMachine):
         if lease := self._lease(pick, fit):
             self.stage.run(self.holders.heartbeat(lease, progress))
 
-    @rule(pick=PICK, fit=FIT, word=REPORT)
-    def submit(self, pick: int, fit: bool, word: str) -> None:
-        if lease := self._lease(pick, fit):
+    @rule(pick=PICK, words=st.lists(REPORT, min_size=1, max_size=2))
+    def submit_by_holder(self, pick: int, words: list[str]) -> None:
+        """Report as a holder; the second report comes under the same lease, whatever the first one did to it."""
+        if lease := self._lease(pick, True):
+            for word in words:
+                self._report(lease, word)
+
+    @rule(pick=PICK, word=REPORT)
+    def submit_by_anybody(self, pick: int, word: str) -> None:
+        """Report as somebody who had a lease once, or believed to."""
+        if lease := self._lease(pick, False):
             self._report(lease, word)
-
-    @rule(pick=PICK, word=REPORT)
-    def submit_by_holder(self, pick: int, word: str) -> None:
-        self.submit(pick, True, word)
-
-    @rule(pick=PICK, word=REPORT)
-    def submit_late(self, pick: int, word: str) -> None:
-        self.submit(pick, False, word)
 
     @precondition(lambda self: self._sent)
     @rule(pick=st.integers(0, 30))
@@ -140,10 +142,15 @@ class JobMachine(RuleBasedStateMachine):
         """Send a call once more, exactly as it was sent before."""
         self.stage.run(some(self._sent, pick)())
 
-    @rule(pick=PICK, how=st.sampled_from(["claim", "publish", "publish", "settle"]), limit=LIMIT, words=RESULTS)
+    @rule(pick=PICK, how=DISPATCH, limit=LIMIT, words=RESULTS)
     def dispatch(self, pick: int, how: str, limit: int, words: list[str]) -> None:
-        """Claim events and leave them; or publish them all; or settle what was claimed earlier."""
-        if how == "settle" and self.upkeep.claims:
+        """Claim events and leave them; or publish them all; or settle what was claimed earlier, or was until then."""
+        if how == "late":
+            self.stage.run(self.upkeep.claim(self._name("claim"), limit))
+            self.stage.clock.advance(timedelta(seconds=61))
+            self.stage.run(self.upkeep.release_claims())
+            self.stage.run(self.upkeep.claim(self._name("claim"), limit))
+        if how in ("settle", "late") and self.upkeep.claims:
             token, events = some(self.upkeep.claims, pick)
             results = [(event_id, result_of(word)) for event_id, word in zip(events, words, strict=False)]
             self.stage.run(self.upkeep.settle(token, results))
@@ -167,7 +174,7 @@ class JobMachine(RuleBasedStateMachine):
         self.stage.clock.advance(timedelta(seconds=late))
         self.stage.run(self.upkeep.sweep(executor_id if idle else None, self._meanwhile(act)))
 
-    @rule(span=SPAN, act=st.sampled_from(["", "pause", "resume", "resume", "release", "release"]))
+    @rule(span=SPAN, act=st.sampled_from(["", "pause", "pause", "resume", "resume", "release"]))
     def wait(self, span: int, act: str) -> None:
         """Let time pass, and then perhaps do what operators and loops do without anybody's call."""
         self.stage.clock.advance(timedelta(seconds=span))
@@ -221,7 +228,7 @@ class JobMachine(RuleBasedStateMachine):
         return False
 
     def _lock(self, executor_id: str, age: int, job_ids: Sequence[str], tokens: Sequence[str]) -> None:
-        if age == 0 or executor_id not in self.holders.sessions:
+        if executor_id not in self.holders.sessions:
             self._open(executor_id)
         wishes = [LockRequest(job_id=id_, lease_token=token) for id_, token in zip(job_ids, tokens, strict=True)]
         self.stage.run(self.holders.lock(some(self.holders.sessions[executor_id], age), wishes))
@@ -243,6 +250,8 @@ class JobMachine(RuleBasedStateMachine):
                 doing = partial(self.holders.lock, self.holders.sessions["executor-1"][-1], [wish])
             case "reap":
                 doing = partial(self.upkeep.reap, None)
+            case "sweep":
+                doing = partial(self.upkeep.sweep, None, None)
             case "hello":
                 doing = partial(self.holders.hello, "executor-1")
         return doing

@@ -103,8 +103,9 @@ class Stage:
         self._url = url
         self.database = self.run(self._open())
         self.examples = 0
-        #: What was called and how it was answered, how often.
-        self.tally: Counter[str] = Counter()
+        #: What was called, and what was answered and written to a history: how often.
+        self.calls: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         self.begin()
 
     async def _open(self) -> SteeredDatabase:
@@ -156,14 +157,18 @@ class Stage:
         self.database.meanwhile = meanwhile
         answer = await send()
         self.database.meanwhile = None
-        before, self.world = self.world, self._reader.read()
+        step = Step(answer=answer, before=self.world, after=self._reader.read())
+        self.world = step.after
         said = _said(answer)
+        what = name.partition("(")[0]
         note(f"{self.clock.now:%H:%M:%S.%f} {name} → {said}")
-        self.tally[f"{name.partition('(')[0]}: {said}"] += 1
-        assert not any(isinstance(part, InternalError) for part in (answer if isinstance(answer, list) else [answer]))
-        check_step(before, self.world, beating)
-        check(self.world)
-        return Step(answer=answer, before=before, after=self.world)
+        self.calls[what] += 1
+        self.answers.update({f"{what}: {part}" for part in said.split("+")})
+        assert InternalError.reason not in said
+        check_step(step.before, step.after, beating)
+        check(step.after)
+        self.answers.update(f"history: {kind}" for kinds in step.news.values() for kind in kinds)
+        return step
 
 
 #: Time passes a little with every call, so that no two things happen at once.
@@ -185,7 +190,7 @@ async def answered(call: Awaitable[T]) -> T | AijobsError:
 def _said(answer: object) -> str:
     """Say in a word how a call was answered."""
     if isinstance(answer, list):
-        return "+".join(_said(part) for part in answer) if len(answer) < 4 else f"{len(answer)} answers"
+        return "+".join(map(_said, answer)) or "nothing"
     if isinstance(answer, AijobsError):
         return answer.reason
     if answer is None or isinstance(answer, bool | int | Enum):

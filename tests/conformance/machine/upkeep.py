@@ -49,11 +49,12 @@ class Upkeep:
         assert _untouched(step.before, step.after, given)
         if given:
             self.claims.append((token, given))
-        self.sent.append(lambda: self._claim_again(token, limit))
-        return given
 
-    async def _claim_again(self, token: str, limit: int) -> None:
-        await self.claim(token, limit)
+        async def again() -> None:
+            await self.claim(token, limit)
+
+        self.sent.append(again)
+        return given
 
     async def settle(self, token: str, results: Sequence[tuple[str, Result]]) -> None:
         """Say what became of claimed events; of those that the claim no longer holds nothing is stored."""

@@ -26,7 +26,7 @@ from services.jobs.store.tables import (
 Row = Mapping[str, Any]
 
 LIVE_LIMIT = 2
-MOST_TAKEOVERS = 2
+MOST_TAKEOVERS = 1
 LEGACY = {
     "queued": "pending",
     "running": "processing",
