@@ -109,7 +109,7 @@ class JobExecution:
             if job is None:
                 results.append(JobNotFound(item.lease.job_id))
             elif (earlier := _reported_before(item, past)) is not None:
-                results.append(self._repeat(job, item, earlier))
+                results.append(self._repeat(job, item, earlier, past))
             elif job.job_id in planned:
                 again = item == reports[job.job_id]
                 results.append(None if again else NotAttempted("another report of this job is in the batch"))
@@ -130,7 +130,10 @@ class JobExecution:
         return [
             result
             if result is not None
-            else Accepted(job=rows[item.lease.job_id], backoff=_backoff(rows[item.lease.job_id], item))
+            else Accepted(
+                job=rows[item.lease.job_id],
+                backoff=_backoff(rows[item.lease.job_id], item, retries=rows[item.lease.job_id].retry_count),
+            )
             for item, result in zip(batch, results, strict=True)
         ]
 
@@ -184,13 +187,17 @@ class JobExecution:
                 return not any(treatment(entry.reason).again == Again.ONCE for entry in earlier.get(job.job_id, ()))
 
     @staticmethod
-    def _repeat(job: JobRow, item: Outcome, earlier: HistoryRow) -> Accepted | AijobsError:
+    def _repeat(job: JobRow, item: Outcome, earlier: HistoryRow, past: Sequence[HistoryRow]) -> Accepted | AijobsError:
         if isinstance(item.report, Succeeded) and job.output_hash != item.report.output_hash:
             return LeaseLost(f"job {job.job_id}: already reported with another output")
         if earlier.kind == Kind.EXECUTION_FAILED and not lifecycle.holds(job, item.lease):
             # Counted then, but the run is no longer the caller's to go on with (LC-5).
             return LeaseLost(f"job {job.job_id}: attempt {item.lease.attempt} no longer holds the lease")
-        return Accepted(job=job, backoff=_backoff(job, item))
+        since = sum(
+            entry.job_id == job.job_id and entry.kind == Kind.EXECUTION_FAILED and entry.sequence > earlier.sequence
+            for entry in past
+        )
+        return Accepted(job=job, backoff=_backoff(job, item, retries=job.retry_count - since))
 
     async def _apply(self, tx: Transaction, planned: Sequence[Change]) -> None:
         await changes.apply(tx, planned)
@@ -221,11 +228,11 @@ def _reported_before(item: Outcome, past: Sequence[HistoryRow]) -> HistoryRow | 
     return None
 
 
-def _backoff(job: JobRow, item: Outcome) -> timedelta | None:
+def _backoff(job: JobRow, item: Outcome, *, retries: int) -> timedelta | None:
     """Return the wait before the run's next execution, doubling with each failed one; None if none follows."""
     if not isinstance(item.report, Failed) or job.lifecycle_status != JobState.RUNNING:
         return None
-    return min(timedelta(milliseconds=job.backoff_ms) * (1 << job.retry_count - 1), LONGEST_BACKOFF)
+    return min(timedelta(milliseconds=job.backoff_ms) * (1 << retries - 1), LONGEST_BACKOFF)
 
 
 async def _checked(item: Outcome) -> Outcome | AijobsError:

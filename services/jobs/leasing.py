@@ -159,13 +159,13 @@ class JobLeasing:
         for index, item in enumerate(batch):
             try:
                 job, snapshot = rows.get(item.job_id), snapshots.get(item.job_id)
-                if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
-                    again[item.job_id] = waiting
-                    raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
                 if item.lease_token in used.get(item.job_id, ()) and (
                     job is None or item.lease_token != job.lease_token
                 ):
                     raise LeaseConflict(f"job {item.job_id}: the lease of this token is over")
+                if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
+                    again[item.job_id] = waiting
+                    raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
                 change = self._grant(holder.executor_id, item, job, granted.get(item.job_id))
                 if job is None or snapshot is None:
                     raise InternalError(f"job {item.job_id} has no snapshot")
