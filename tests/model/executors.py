@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.model.books import row_of
 from tests.model.explorer import Step
 from tests.model.flaws import Flaw
-from tests.model.recovery import begin_epoch, suspect
+from tests.model.recovery import next_hello, open_session, suspect
 from tests.model.service import Answer, Service
 from tests.model.setting import Setting
 from tests.model.world import Executor, Report, Request, World, fresh, lease_tokens, name, put, without
@@ -109,11 +109,12 @@ class ExecutorSteps:
             if worse := self._setting.fault(world, "break"):
                 yield Step(f"the session of {who} breaks, although it lives", True, _broken(worse, index))
             return
-        again = begin_epoch(world, index).executor(index, connected=True, present=True)
-        yield Step(f"{who} says hello again", False, again)
+        hello = next_hello(world, index)
+        again = open_session(world, index, hello, self._setting.flaws)
+        assert again is not None, "a hello was refused, although none that is later was said"
+        yield Step(f"{who} says hello again", False, again.executor(index, connected=True, present=True))
         if worse := self._setting.fault(world, "late hello"):
-            late = (*executor.late, Request("hello"))
-            yield Step(f"a hello of {who} gets no answer", True, worse.executor(index, late=late))
+            yield Step(f"a hello of {who} gets no answer", True, worse.executor(index, late=(*executor.late, hello)))
 
     def _die(self, world: World, index: int, executor: Executor) -> Steps:
         if executor.stage == "idle" and not executor.late:
@@ -135,7 +136,10 @@ class ExecutorSteps:
             yield Step(f"{name(index)} dies", True, worse._replace(executors=put(worse.executors, index, dead)))
 
     def _unanswered(self, world: World, index: int, request: Request) -> Steps:
-        if worse := self._setting.fault(world, "late"):
+        worse = self._setting.fault(world, "late")
+        if worse is None and request.call == "lock":
+            worse = self._setting.fault(world, "late lock")
+        if worse is not None:
             late = (*world.executors[index].late, request)
             label = f"a {request.call} of {name(index)} gets no answer"
             yield Step(label, True, worse.executor(index, late=late))
@@ -150,13 +154,17 @@ class ExecutorSteps:
                 knows = executor.token == request.token and executor.stage != "done"
                 if self._setting.knows_leases and answer == "leased" and executor.alive and not knows:
                     after = after.blame("an executor was given a lease that it does not know of")
+                if answer == "leased" and not executor.alive and executor.disconnected and world.row != after.row:
+                    after = after.blame("a dead executor was given a lease after its session had broken")
             case "heartbeat":
                 after, answer = self._service.heartbeat(world, index, request)
             case "report":
                 after, answer = self._service.report(world, index, request)
-            case _:
+            case _ if (opened := open_session(world, index, request, self._setting.flaws)) is not None:
                 # The executor has given its stream up, and the replica that took the hello finds that out.
-                after, answer = suspect(begin_epoch(world, index), index, present=True), "session lost"
+                after, answer = suspect(opened, index, present=True), "session open"
+            case _:
+                after, answer = world, "session lost"
         return Step(f"a late {request.call} of {name(index)} is carried out: {answer}", True, after)
 
 
@@ -164,7 +172,7 @@ def _locked(world: World, index: int, answer: Answer) -> World:
     if answer == "leased":
         return world.executor(index, stage="runs", attempt=row_of(world).attempt, execution=1)
     if answer == "session lost":
-        # It needs a new session before it may ask again.
+        # It needs a new session before it may ask again (`ExecutorSession.lost`).
         return world.executor(index, connected=False)
     return _done(world, index)
 

@@ -34,7 +34,9 @@ def normal(world: World) -> World:
 def _after_the_end(world: World) -> World:
     """Forget what only leads to locks: they are all refused from here on. Late reports and repeats are kept."""
     executors = (
-        executor._replace(has_message=False, connected=True, present=True, suspected=False, suspicions=())
+        executor._replace(
+            has_message=False, connected=True, present=True, disconnected=False, suspected=False, suspicions=()
+        )
         for executor in world.executors
         if executor.late or executor.stage in ("runs", "reports")
     )
@@ -78,6 +80,7 @@ def _without_what_is_over(world: World) -> World:
         late = [request for _, executor in executors for request in executor.late]
         asked = {(request.attempt, request.token) for request in late}
         asked |= {(executor.attempt, executor.token) for _, executor in executors if executor.stage == "reports"}
+        asked |= {(0, executor.token) for _, executor in executors if executor.stage == "wants"}
         history = tuple(entry for entry in history if (entry.attempt, entry.token) in asked)
     return world._replace(
         row=row,

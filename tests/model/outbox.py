@@ -15,7 +15,10 @@ class Outbox:
         self._flaws = flaws
 
     def claim(self, world: World, token: str) -> Iterator[tuple[World, int]]:
-        """Claim one event: that which the token holds already, else any that is due (`Outbox.claim`, `renew`)."""
+        """Claim one event: that which the token holds already, else any that is due (`Outbox.claim`, `store.outbox`).
+
+        None that was settled under this very token: the claim is a late copy then.
+        """
         for event in world.events:
             if event.status == EventStatus.PROCESSING and event.token == token:
                 yield world, event.number
@@ -23,7 +26,8 @@ class Outbox:
         if world.paused:
             return
         for index, event in enumerate(world.events):
-            if event.status == EventStatus.PENDING and not event.delayed:
+            settled = event.token == token and Flaw.SETTLED_EVENT_CLAIMED_AGAIN not in self._flaws
+            if event.status == EventStatus.PENDING and not event.delayed and not settled:
                 claimed = event._replace(status=EventStatus.PROCESSING, token=token)
                 if Flaw.ATTEMPT_COUNTED_AT_CLAIM in self._flaws:
                     claimed = claimed._replace(attempts=event.attempts + 1)

@@ -112,7 +112,7 @@ class LeaseProtocol:
         """The reaper and the sweep."""
         if world.to_lapse:
             yield Step("the reaper writes", False, recovery.lapse_found(world, self._setting.flaws))
-        elif self._setting.reaper and recovery.expired(world):
+        elif recovery.expired(world) and (self._setting.reaper or recovery.holder_lives(world)):
             yield Step("the reaper reads", False, world._replace(to_lapse=True))
         if world.to_dispatch:
             yield Step("the sweep writes", False, recovery.dispatch_found(world))

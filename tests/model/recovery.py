@@ -10,10 +10,24 @@ from tests.model import rules
 from tests.model.books import changed, lapsed, row_of
 from tests.model.flaws import Flaw
 from tests.model.rules import EARLIER, LATER
-from tests.model.world import Suspicion, World, name, without
+from tests.model.world import Request, Suspicion, World, name, without
 
 
-def begin_epoch(world: World, index: int) -> World:
+def next_hello(world: World, index: int) -> Request:
+    """Return what an executor says next; its number is above those of all before (`ExecutorSession._hello`)."""
+    return Request("hello", hello=1 + max((request.hello for request in world.executors[index].late), default=0))
+
+
+def open_session(world: World, index: int, hello: Request, flaws: frozenset[Flaw]) -> World | None:
+    """Begin a session; None if a later hello was heard before (`ExecutorSessions._open`, `executors.say_hello`)."""
+    if not hello.hello and Flaw.HELLO_NUMBER_UNSEEN not in flaws:
+        return None
+    world = _begin_epoch(world, index).executor(index, disconnected=False)
+    late = tuple(request._replace(hello=max(0, request.hello - hello.hello)) for request in world.executors[index].late)
+    return world.executor(index, late=late)
+
+
+def _begin_epoch(world: World, index: int) -> World:
     """Count an executor's epoch up: by a hello, or because it is lost (`executors.say_hello`, `executors.lose`)."""
     executor = world.executors[index]
     return world.executor(
@@ -26,18 +40,18 @@ def begin_epoch(world: World, index: int) -> World:
 
 
 def suspect(world: World, index: int, *, present: bool) -> World:
-    """Notice that the stream of a session broke (`ExecutorSessions.close`)."""
+    """Notice that the stream of a session broke (`ExecutorSessions.close`, `_close_opened`)."""
     suspicions = tuple(sorted((*world.executors[index].suspicions, Suspicion(present=present))))
     return world.executor(index, suspicions=suspicions)
 
 
 def note_break(world: World, index: int, suspicion: Suspicion) -> World:
-    """Note that a session broke, unless it is over already (`ExecutorSessions._disconnect`)."""
+    """Note that a session broke, unless it is over already (`ExecutorSessions._disconnect`, `executors.disconnect`)."""
     suspicions = without(world.executors[index].suspicions, suspicion)
     if not suspicion.present:
         return world.executor(index, suspicions=suspicions)
     suspicions = tuple(sorted((*suspicions, suspicion._replace(noted=True))))
-    return world.executor(index, suspicions=suspicions, suspected=True)
+    return world.executor(index, suspicions=suspicions, disconnected=True, suspected=True)
 
 
 def judge(world: World, index: int, suspicion: Suspicion, flaws: frozenset[Flaw]) -> World:
@@ -54,17 +68,23 @@ def judge(world: World, index: int, suspicion: Suspicion, flaws: frozenset[Flaw]
         if executor.alive and executor.connected:
             world = world.blame("an executor lost its lease although its session was open")
         world = lapsed(world, flaws)
-    return begin_epoch(world, index)
+    return _begin_epoch(world, index)
 
 
 def expired(world: World) -> bool:
-    """Tell whether the present lease has ended, grace and all (`job_store.expired_leases`)."""
+    """Tell whether the present lease has ended, grace and all (`job_store.expired_leases`, `lapsing._expired`)."""
     row = row_of(world)
     return _leased(world) and row.lock_until == EARLIER
 
 
+def holder_lives(world: World) -> bool:
+    """Tell whether the process that holds the lease is there, whether it knows of it or not."""
+    holder = row_of(world).locked_by
+    return any(executor.alive and name(index) == holder for index, executor in enumerate(world.executors))
+
+
 def lapse_found(world: World, flaws: frozenset[Flaw]) -> World:
-    """End what the reaper has read, if it still is to be ended (`JobLapsing._lapse_if_expired`)."""
+    """Judge again, on the locked row, what the reaper has read, and end it (`JobLapsing._lapse_if_expired`)."""
     world = world._replace(to_lapse=False)
     if not _leased(world) or (not expired(world) and Flaw.REAPER_LOOKS_ONCE not in flaws):
         return world

@@ -18,7 +18,7 @@ from tests.model.world import CancelAnswer, Entry, Event, Report, Request, World
 
 #: What an executor is told.
 Answer = Literal[
-    "leased", "not ours", "session lost", "renewed", "lease lost", "cancel requested", "ended", "go on"
+    "leased", "not ours", "session open", "session lost", "renewed", "lease lost", "cancel requested", "ended", "go on"
 ]  # fmt: skip
 
 #: The history entries that say that a report was taken (`execution.REPORT_KINDS`).
@@ -66,7 +66,9 @@ class Service:
         return world._replace(cancellers=put(world.cancellers, index, canceller), books=books), answer
 
     def lock(self, world: World, index: int, request: Request, *, knows_type: bool = True) -> tuple[World, Answer]:
-        """Hand out a lease, or dispatch a job again that cannot start now (`JobLeasing._lock`, `_not_ready`, `_grant`).
+        """Hand out a lease, or dispatch a job again that cannot start now (`JobLeasing._lock`, `_not_ready`).
+
+        It is no sign of life. A session that is not open gets nothing, and a token that had a lease gets no other one.
 
         Args:
             world: the world.
@@ -75,8 +77,11 @@ class Service:
             knows_type: it has this job's type.
 
         """
-        world = _heard(world, index)
-        if not request.present and Flaw.EPOCH_UNSEEN_BY_LOCK not in self._flaws:
+        if Flaw.LOCK_AS_SIGN_OF_LIFE in self._flaws:
+            world = _heard(world, index)
+        over = not request.present and Flaw.EPOCH_UNSEEN_BY_LOCK not in self._flaws
+        broken = world.executors[index].disconnected and Flaw.BREAK_UNSEEN_BY_LOCK not in self._flaws
+        if over or broken:
             return world, "session lost"
         row = row_of(world)
         if rules.job(row).waits and (world.paused or row.due_at == LATER or not knows_type):
@@ -85,6 +90,14 @@ class Service:
             if Flaw.SAME_DISPATCH_AFTER_REFUSAL in self._flaws and isinstance(ruling, Written):
                 ruling = ruling._replace(row=ruling.row._replace(dispatch_no=row.dispatch_no))
             return changed(world, ruling), "not ours"
+        used = request.token in _lease_tokens(world) and request.token != row.lease_token
+        if used and Flaw.USED_TOKEN_UNSEEN not in self._flaws:
+            return world, "not ours"
+        return self._grant(world, index, request)
+
+    def _grant(self, world: World, index: int, request: Request) -> tuple[World, Answer]:
+        """Give a lease, unless the request has it already, by a repeat (`JobLeasing._grant`, `_already_locked`)."""
+        row = row_of(world)
         if row.lifecycle_status == JobState.RUNNING and row.lease_token == request.token:
             if Flaw.LOCKS_FORGOTTEN not in self._flaws:
                 return world, "leased"
@@ -97,7 +110,9 @@ class Service:
         if not request.present:
             world = world.blame("a session that is over was given a lease")
         world = changed(world, ruling)
-        return world._replace(books=world.books._replace(lapsed=False)), "leased"
+        # The normal form keeps the entry only as long as somebody may ask for a lock with this token.
+        history = (*world.history, Entry(0, request.token, Kind.LOCKED))
+        return world._replace(books=world.books._replace(lapsed=False), history=history), "leased"
 
     def heartbeat(self, world: World, index: int, request: Request) -> tuple[World, Answer]:
         """Renew a lease, however late, as long as it has not lapsed (`JobLeasing._extend`)."""
@@ -168,6 +183,11 @@ def _cancel_answer(row: Row) -> CancelAnswer:
 def _heard(world: World, index: int) -> World:
     """Note a sign of life of an executor (`leasing.sign_of_life`)."""
     return world.executor(index, suspected=False) if world.executors[index].suspected else world
+
+
+def _lease_tokens(world: World) -> frozenset[str]:
+    """Find the tokens of all leases that the job ever had (`store.history.lease_tokens`)."""
+    return frozenset(entry.token for entry in world.history if entry.kind == Kind.LOCKED)
 
 
 def _reported_before(world: World, request: Request) -> Entry | None:

@@ -6,13 +6,13 @@ from typing import Literal
 from tests.model.flaws import Flaw
 from tests.model.world import Report, World
 
-#: late: a call gets no answer, and may be carried out later. crash: an executor dies. break: the session of one breaks
-#: that lives. slow: a lease or claim ends although its holder lives. replica: the one that suspects an executor dies.
-#: dispatcher: one dies. The others are the broker's: it cannot be reached, does not confirm, rejects, loses, doubles,
-#: or takes a message back from an executor that goes on.
+#: late: a call gets no answer, and may be carried out later. late lock: the same of locks alone. late hello: of hellos.
+#: crash: an executor dies. break: the session of one breaks that lives. slow: a lease or claim ends although its holder
+#: lives. replica: the one that suspects an executor dies. dispatcher: one dies. The others are the broker's: it cannot
+#: be reached, does not confirm, rejects, loses, doubles, or takes a message back from an executor that goes on.
 Fault = Literal[
     "late", "crash", "break", "slow", "replica", "dispatcher", "outage", "unconfirmed", "rejected", "lost", "doubled",
-    "cut", "late hello",
+    "cut", "late lock", "late hello",
 ]  # fmt: skip
 Wish = Literal["pause", "handed back", "handed back for later", "unknown type"]
 
@@ -28,7 +28,7 @@ class Setting:
         faults: how many of `kinds` may happen in one run.
         wishes: how many of `wanted` may happen in one run.
         failures: executions may fail.
-        reaper: leases that nobody renews are ended.
+        reaper: leases that nobody renews are ended; without it, only those whose holder lives.
         sweep: jobs whose message is lost are dispatched again.
         knows_leases: it counts as wrong that an executor holds a lease that it does not know of.
 

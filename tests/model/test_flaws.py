@@ -31,7 +31,21 @@ CAUGHT = [
     (setting(Flaw.CANCEL_UNSEEN_BY_SUCCESS, cancellers=1), "a job succeeded after a cancel was acknowledged"),
     (setting(Flaw.CANCEL_UNSEEN_BY_FAILURE, cancellers=1, failures=True), "a job failed after a cancel was"),
     (setting(Flaw.REAPER_LOOKS_ONCE, "slow"), "the reaper ended a lease that had been renewed"),
-    (setting(Flaw.EPOCH_UNSEEN_BY_LOCK, "crash", "late"), "a session that is over was given a lease"),
+    (setting(Flaw.EPOCH_UNSEEN_BY_LOCK, "break", "late"), "a session that is over was given a lease"),
+    (setting(Flaw.BREAK_UNSEEN_BY_LOCK, "crash", "late"), "a dead executor was given a lease after its session had"),
+    (setting(Flaw.LOCK_AS_SIGN_OF_LIFE, "crash", "late lock", reaper=False), "dead end"),
+    (
+        setting(Flaw.USED_TOKEN_UNSEEN, "late lock", wishes=frozenset({"handed back"}), knows_leases=True),
+        "an executor was given a lease that it does not know of",
+    ),
+    (
+        setting(Flaw.HELLO_NUMBER_UNSEEN, "break", "late hello"),
+        "an executor lost its lease although its session was open",
+    ),
+    (
+        setting(Flaw.SETTLED_EVENT_CLAIMED_AGAIN, "rejected", "late", "late"),
+        "an event's attempts are those that failed",
+    ),
     (setting(Flaw.EPOCH_UNSEEN_BY_SUSPICION, "break", "break"), "an executor lost its lease by the suspicion of a"),
     (setting(Flaw.SAME_DISPATCH_AFTER_REFUSAL, wishes=frozenset({"pause"})), "two events under one dedupe key"),
     (setting(Flaw.SAME_DISPATCH_AFTER_REFUSAL, wishes=frozenset({"unknown type"})), "two events under one dedupe key"),

@@ -13,7 +13,7 @@ from tests.model.exploring import explore
 from tests.model.protocol import LeaseProtocol
 from tests.model.setting import Fault, Setting, Wish
 
-EXECUTORS = frozenset[Fault]({"crash", "late", "slow", "break", "replica"})
+EXECUTORS = frozenset[Fault]({"crash", "late", "slow", "break", "replica", "late hello"})
 OUTBOX = frozenset[Fault]({"late", "slow", "dispatcher", "outage", "unconfirmed", "rejected"})
 BROKER = frozenset[Fault]({"lost", "doubled", "cut"})
 EVERY_FAULT = EXECUTORS | OUTBOX | BROKER
@@ -31,14 +31,22 @@ SETTINGS = {
     "a paused queue": Setting(
         cancellers=1, faults=1, kinds=frozenset({"crash", "doubled"}), wishes=2, wanted=frozenset({"pause"})
     ),
-    "anything happens to dispatchers, three times": Setting(
-        # Late requests are left to the next one: three at once find a gap (test_gaps.py).
-        dispatchers=2, faults=3, kinds=OUTBOX - {"late"}, executors=1,
-    ),
-    "dispatchers and their late requests": Setting(dispatchers=2, faults=2, kinds=OUTBOX),
+    # Four find a gap (test_gaps.py).
+    "anything happens to a dispatcher, three times": Setting(faults=3, kinds=OUTBOX, executors=1),
+    "anything happens to dispatchers, twice": Setting(dispatchers=2, faults=2, kinds=OUTBOX),
     "the broker loses, doubles and cuts": Setting(faults=3, kinds=BROKER | {"crash"}),
     "without a sweep all heals but a loss": Setting(sweep=False, faults=2, kinds=EVERY_FAULT - {"lost"}),
-    "sessions alone notice the dead": Setting(reaper=False, sweep=False, faults=3, kinds=frozenset({"crash"})),
+    "sessions alone notice the dead": Setting(
+        reaper=False, sweep=False, faults=3, kinds=frozenset({"crash", "late lock"})
+    ),
+    "late hellos cost no session": Setting(executors=1, faults=3, kinds=frozenset({"break", "late hello"})),
+    "late locks give what was given back to nobody": Setting(
+        faults=2,
+        kinds=frozenset({"late lock", "break"}),
+        wishes=1,
+        wanted=frozenset({"handed back"}),
+        knows_leases=True,
+    ),
     "anything at all, once": Setting(
         dispatchers=2, cancellers=1, failures=True, faults=1, kinds=EVERY_FAULT, wishes=1, wanted=EVERY_WISH
     ),
@@ -49,8 +57,17 @@ LONG_SETTINGS = {
     "anything happens to executors, three times": Setting(faults=3, kinds=EXECUTORS),
     "anything at all, twice": Setting(dispatchers=2, faults=2, kinds=EVERY_FAULT, cancellers=1, failures=True),
     "anything at all, twice, and a wish": Setting(faults=2, kinds=EVERY_FAULT, wishes=1, wanted=EVERY_WISH),
-    # Three with rejects find a gap (test_gaps.py).
-    "almost anything, three times": Setting(faults=3, kinds=EVERY_FAULT - {"rejected"}),
+    "anything happens to dispatchers, three times": Setting(dispatchers=2, faults=3, kinds=OUTBOX),
+    "late hellos of executors that die": Setting(faults=3, kinds=frozenset({"break", "late hello", "crash"})),
+    "late hellos, four times": Setting(faults=4, kinds=frozenset({"break", "late hello"})),
+    "late locks give what was given back to nobody, three times": Setting(
+        faults=3,
+        kinds=frozenset({"late", "break", "late hello"}),
+        wishes=1,
+        wanted=frozenset({"handed back"}),
+        knows_leases=True,
+    ),
+    "anything at all, three times": Setting(faults=3, kinds=EVERY_FAULT),
 }
 
 
@@ -80,7 +97,8 @@ def test_the_model_goes_everywhere():
 
     everything = Setting(cancellers=1, failures=True, faults=1, kinds=EVERY_FAULT, wishes=1, wanted=EVERY_WISH)
     dead_but_heard = Setting(faults=2, kinds=frozenset({"crash", "late"}))
-    for setting in (everything, dead_but_heard):
+    heard_too_late = Setting(faults=2, kinds=frozenset({"break", "late hello"}))
+    for setting in (everything, dead_but_heard, heard_too_late):
         Explorer(Watched(setting)).explore()
     assert seen >= {
         "a late create is carried out",
@@ -89,6 +107,9 @@ def test_the_model_goes_everywhere():
         "executor locks: session lost",
         "a late lock of executor is carried out: leased",
         "a late lock of executor is carried out: session lost",
+        "a late lock of executor is carried out: not ours",
+        "a late hello of executor is carried out: session open",
+        "a late hello of executor is carried out: session lost",
         "a late heartbeat of executor is carried out: renewed",
         "a late report of executor is carried out: ended",
         "a late report of executor is carried out: lease lost",

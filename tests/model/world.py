@@ -36,6 +36,8 @@ class Request(NamedTuple):
     execution: int = 0
     #: Shows the present epoch of its executor's session.
     present: bool = True
+    #: Of a hello: by how much its number is above that of the last one that was heard; 0: it is not.
+    hello: int = 0
     #: Dispatch number of an event.
     event: int = 0
     settlement: Settlement = ""
@@ -65,7 +67,9 @@ class Executor(NamedTuple):
     connected: bool = True
     #: The epoch that it shows is that of its row.
     present: bool = True
-    #: Its row says that its session broke and nothing was heard of it since.
+    #: Its row says that its session broke.
+    disconnected: bool = False
+    #: ... and nothing was heard of it since.
     suspected: bool = False
     suspicions: tuple[Suspicion, ...] = ()
     #: Requests that it got no answer to.
@@ -101,12 +105,15 @@ class Canceller(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A history entry from which the repeat of a call is answered."""
+    """A history entry from which a repeat or a late copy of a call is answered.
+
+    Of an entry that says that a lease was given, only the token is looked for.
+    """
 
     attempt: int
     token: str
     kind: Kind
-    execution: int
+    execution: int = 0
 
 
 class Books(NamedTuple):
