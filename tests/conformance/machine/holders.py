@@ -94,9 +94,8 @@ class Holders:
             f"lock({session.executor_id}, {[(wish.job_id[-6:], wish.lease_token) for wish in wishes]})",
             lambda: self._stage.services.leasing.lock(holder, wishes),
         )
-        self.heard(session.executor_id)
         row = step.before.executors[session.executor_id]
-        if session.epoch != row["session_epoch"] or row["lost_at"] is not None:
+        if session.epoch != row["session_epoch"] or row["disconnected_at"] is not None:
             assert all(isinstance(answer, SessionLost) for answer in step.answer)
             assert step.quiet
             return
@@ -105,7 +104,9 @@ class Holders:
         for wish, answer in zip(wishes, step.answer, strict=True):
             job = step.before.jobs[wish.job_id]
             holds = granted.get(wish.job_id, job["lease_token"])
-            if waits(job) and not self._ready(step, job, session):
+            if wish.lease_token in step.before.lease_tokens(wish.job_id) and wish.lease_token != job["lease_token"]:
+                assert isinstance(answer, LeaseConflict), "a token has one lease"
+            elif waits(job) and not self._ready(step, job, session):
                 assert isinstance(answer, JobNotReady)
                 news[wish.job_id] = ["dispatched_again"]
             elif ended(job):

@@ -69,6 +69,10 @@ class World:
 
     __hash__ = None  # type: ignore[assignment] # compared, never a key
 
+    def lease_tokens(self, job_id: str) -> set[str]:
+        """Return the tokens of all leases that a job ever had."""
+        return {row["lease_token"] for row in self.history[job_id] if row["kind"] in ("locked", "taken_over")}
+
     @cached_property
     def waiting(self) -> Sequence[str]:
         """The jobs that wait for a lock."""
