@@ -71,8 +71,8 @@ class Stubs:
     async def create(self, user_id: str = USER) -> job_pb2.Job:
         return (await self.jobs.CreateJob(a_create(user_id))).job
 
-    async def lock(self, job_id: str) -> lifecycle_service_pb2.LockedJob:
-        item = lifecycle_service_pb2.LockRequest(job_id=job_id, lease_token=uuid4().hex)
+    async def lock(self, job_id: str, token: str = "") -> lifecycle_service_pb2.LockedJob:
+        item = lifecycle_service_pb2.LockRequest(job_id=job_id, lease_token=token or uuid4().hex)
         answer = await self.lifecycle.LockJobs(
             lifecycle_service_pb2.LockJobsRequest(
                 executor_id=self._executor_id, session_epoch=self._epoch, items=[item]
@@ -90,11 +90,11 @@ class Stubs:
         assert answer.results[0].HasField("accepted"), answer
         return answer.results[0].accepted
 
-    async def claim(self) -> list[outbox_service_pb2.OutboxEvent]:
+    async def claim(self, token: str = "") -> list[outbox_service_pb2.OutboxEvent]:
         answer = await self.outbox.ClaimEvents(
             outbox_service_pb2.ClaimEventsRequest(
                 dispatcher_id="dispatcher-1",
-                claim_token=uuid4().hex,
+                claim_token=token or uuid4().hex,
                 event_types=["ai.job.enqueue", "ai.job.completed", "ai.job.cancelled"],
                 max_events=10,
             )

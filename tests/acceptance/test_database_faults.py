@@ -299,6 +299,50 @@ async def test_a_cancel_has_one_effect_though_the_answer_to_its_commit_is_lost(
     await stored()
 
 
+@LOSSES
+async def test_a_lock_hands_out_one_lease_though_the_answer_to_its_commit_is_lost(
+    lossy_engine: Engine, commits: LostCommits, times: int, answered: list[str]
+) -> None:
+    """Case L7."""
+    token = uuid4().hex
+    async with calling(lossy_engine) as stubs:
+        job_id = (await stubs.create()).job_id
+
+        async def stored() -> None:
+            row = await lossy_engine.row(job_id)
+            assert (row["attempt"], row["lease_token"]) == (1, token)
+            assert await lossy_engine.kinds(job_id) == ["created", "locked"]
+
+        locked = await answer_in_spite_of_losses(lambda: stubs.lock(job_id, token), commits, times, job_id, stored)
+        assert (await stubs.lock(job_id, token)).lease == locked.lease
+    assert answers_logged(lossy_engine.jobs, "LockJobs") == answered
+    assert (locked.lease.attempt, locked.lease.lease_token) == (1, token)
+    await stored()
+
+
+@LOSSES
+async def test_a_claim_holds_the_same_events_though_the_answer_to_its_commit_is_lost(
+    lossy_engine: Engine, commits: LostCommits, times: int, answered: list[str]
+) -> None:
+    """Case L7."""
+    token = uuid4().hex
+    async with calling(lossy_engine) as stubs:
+        while await stubs.claim():
+            pass  # what other tests left behind
+        lossy_engine.jobs.log.write_bytes(b"")
+        job_id = (await stubs.create()).job_id
+
+        async def stored() -> None:
+            (event,) = await lossy_engine.read(outbox_events, aggregate_id=job_id)
+            assert (event["status"], event["claim_token"]) == ("processing", token)
+
+        claimed = await answer_in_spite_of_losses(lambda: stubs.claim(token), commits, times, token, stored)
+        assert await stubs.claim(token) == claimed
+    assert answers_logged(lossy_engine.jobs, "ClaimEvents") == answered
+    assert [event.aggregate_id for event in claimed] == [job_id]
+    await stored()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tokyo_mariadb(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DatabaseServer]:
     """A database server whose sessions are nine hours ahead of UTC if they do not say otherwise."""

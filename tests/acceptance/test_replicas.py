@@ -190,6 +190,53 @@ async def test_a_session_that_moves_to_another_replica_costs_no_run(engine, repl
     await second.shut()
 
 
+class FrozenReaper(Link):
+    """Holds a reaper between its look at the leases and its write, as a stop of its process would."""
+
+    def __init__(self) -> None:
+        self.job_id = ""
+        self.holding = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def sent(self, data: bytes) -> bool:
+        if self.job_id and b"FOR UPDATE" in data and self.job_id.encode() in data:
+            self.holding.set()
+            await self.go_on.wait()
+        return True
+
+
+async def test_a_report_that_comes_while_a_reaper_is_frozen_before_its_write_stands(engine):
+    """Case L1: the reaper of a second replica, to which the lease has ended long ago."""
+    link = FrozenReaper()
+    gate = Gate(engine.connections.database_url, link=lambda: link)
+    await gate.open()
+    reaper = engine.process(
+        "jobs",
+        log="jobs-reaping",
+        listen=f"{LOOPBACK}:{free_port()}",
+        AIJOBS_DATABASE_URL=gate.url,
+        AIJOBS_LEASE_GRACE_SECONDS="0.01",
+        AIJOBS_REAP_SECONDS="0.1",
+    )
+    hasty = engine.process("jobs", log="jobs-hasty", listen=engine.connections.jobs_address, AIJOBS_LEASE_SECONDS="1")
+    engine.lend(reaper)
+    await engine.jobs.kill()
+    engine.lend(hasty)
+    await asyncio.gather(hasty.start(), reaper.start())
+    # Its heartbeats are 30 s apart, so the lease ends; its holder may go on, for two thirds of the grace of 30 s.
+    job_id = await running(engine, sleep_ms=3_000)
+    link.job_id = job_id
+    async with asyncio.timeout(10):
+        await link.holding.wait()
+    await engine.changes(job_id)
+    link.go_on.set()
+    # It has looked at the row by the time it reaps the next one.
+    other = await running(engine, sleep_ms=60_000)
+    await engine.changes(other, upto="lapsed")
+    assert await engine.kinds(job_id) == ["created", "locked", "succeeded"]
+    await gate.shut()
+
+
 async def test_paused_jobs_that_are_in_the_broker_already_wait_and_go_on(engine):
     """Case L9."""
     await engine.executor.kill()
