@@ -15,11 +15,13 @@ from functools import partial
 import structlog
 
 from aijobs import metrics
-from aijobs.errors import Unavailable
+from aijobs.errors import AijobsError, Unavailable
 from aijobs.states import JobState
 from services.jobs import events, lifecycle
+from services.jobs.batches import write_each
 from services.jobs.store import changes, executors, outbox
 from services.jobs.store import jobs as job_store
+from services.jobs.store.changes import Change
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
@@ -95,31 +97,40 @@ class JobLapsing:
         total = 0
         while True:
             ids = await self._database.read(lambda tx: job_store.expired_leases(tx, grace, CHUNK))
-            if ids:
-                total += await self._database.write(partial(self._lapse_if_expired, job_ids=ids, grace=grace))
-            if len(ids) < CHUNK:
+            # One that cannot be written, whatever the reason, is in nobody's way.
+            results = await write_each(self._database, ids, partial(self._lapse_if_expired, grace=grace))
+            lapsed = sum(result is True for result in results)
+            total += lapsed
+            if len(ids) < CHUNK or not lapsed:
                 return total
 
-    async def _lapse_if_expired(self, tx: Transaction, job_ids: Sequence[str], grace: timedelta | None) -> int:
+    async def _lapse_if_expired(
+        self, tx: Transaction, job_ids: Sequence[str], *, grace: timedelta | None
+    ) -> list[bool | AijobsError]:
         """Judge again on the locked rows: a heartbeat or a report may have come in between."""
         rows = await job_store.get(tx, job_ids, lock=True)
-        expired = [job for job in rows.values() if _leased(job) and _expired(job, grace)]
-        return await self._lapse(tx, expired, "lease expired" if grace is not None else "engine restarted")
+        expired = {job.job_id: job for job in rows.values() if _leased(job) and _expired(job, grace)}
+        await self._lapse(tx, list(expired.values()), "lease expired" if grace is not None else "engine restarted")
+        return [job_id in expired for job_id in job_ids]
 
-    async def _lapse(self, tx: Transaction, held: Sequence[JobRow], reason: str) -> int:
+    async def _lapse(self, tx: Transaction, held: Sequence[JobRow], reason: str) -> None:
         planned = [lifecycle.lapse(job, reason=reason, most_takeovers=self._most_takeovers) for job in held]
         await changes.apply(tx, planned)
         ids = [change.job_id for change in planned]
         rows = await job_store.get(tx, ids)
         await outbox.append(tx, [event for job_id in ids if (event := events.of_change(rows[job_id]))])
-        for change in planned:
-            LAPSED.labels(reason, change.kind).inc()
-            log.warning(
-                "lease lapsed", job_id=change.job_id, attempt=change.attempt, reason=reason, outcome=str(change.kind)
-            )
-        tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
-        tx.after_commit(self._wakeups.events.give)
-        return len(planned)
+        if planned:
+            tx.after_commit(lambda: _tell(planned, reason))
+            tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
+            tx.after_commit(self._wakeups.events.give)
+
+
+def _tell(planned: Sequence[Change], reason: str) -> None:
+    for change in planned:
+        LAPSED.labels(reason, change.kind).inc()
+        log.warning(
+            "lease lapsed", job_id=change.job_id, attempt=change.attempt, reason=reason, outcome=str(change.kind)
+        )
 
 
 def _expired(job: JobRow, grace: timedelta | None) -> bool:

@@ -18,8 +18,9 @@ from functools import partial
 import structlog
 
 from aijobs import metrics
-from aijobs.errors import Unavailable
+from aijobs.errors import AijobsError, Unavailable
 from services.jobs import events, lifecycle
+from services.jobs.batches import write_each
 from services.jobs.store import changes, executors, outbox, queues
 from services.jobs.store import jobs as job_store
 from services.jobs.store.database import Database, Transaction
@@ -107,19 +108,22 @@ class Reconciliation:
             while True:
                 page = partial(look, queue=queue, after=last, limit=CHUNK, since=patience or ZERO)
                 found = await self._database.read(page)
-                if found:
-                    total += await self._database.write(partial(self._dispatch_lost, found=found, patience=patience))
-                    last = found[-1]
+                # One that cannot be written, whatever the reason, is in nobody's way.
+                results = await write_each(self._database, found, partial(self._dispatch_lost, patience=patience))
+                total += sum(result is True for result in results)
                 if len(found) < CHUNK:
                     break
+                last = found[-1]
         return total
 
-    async def _dispatch_lost(self, tx: Transaction, found: Sequence[JobRow], patience: timedelta | None) -> int:
+    async def _dispatch_lost(
+        self, tx: Transaction, found: Sequence[JobRow], *, patience: timedelta | None
+    ) -> list[bool | AijobsError]:
         keys = {job.job_id: events.dispatch_key(job.job_id, job.dispatch_no) for job in found}
         dispatches = await outbox.dispatches(tx, list(keys.values()))
         lost = [job for job in found if _is_lost(job, dispatches.get(keys[job.job_id]), patience)]
         if not lost:
-            return 0
+            return [False] * len(found)
         rows = await job_store.get(tx, [job.job_id for job in lost], lock=True)
         planned = [
             lifecycle.dispatch_again(rows[job.job_id], reason="message lost")
@@ -131,12 +135,16 @@ class Reconciliation:
         after = await job_store.get(tx, ids)
         await outbox.append(tx, [events.enqueue(after[job_id]) for job_id in ids])
         if ids:
-            say = log.info if patience is None else log.warning
-            say("jobs dispatched again: their messages are lost", jobs=len(ids), first=ids[0])
-            tx.after_commit(lambda: DISPATCHED_AGAIN.inc(len(ids)))
+            tx.after_commit(lambda: _tell(ids, expected=patience is None))
             tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
             tx.after_commit(self._wakeups.events.give)
-        return len(ids)
+        return [job.job_id in ids for job in found]
+
+
+def _tell(job_ids: Sequence[str], *, expected: bool) -> None:
+    DISPATCHED_AGAIN.inc(len(job_ids))
+    say = log.info if expected else log.warning
+    say("jobs dispatched again: their messages are lost", jobs=len(job_ids), first=job_ids[0])
 
 
 def _is_lost(job: JobRow, dispatch: Dispatch | None, patience: timedelta | None) -> bool:

@@ -23,9 +23,10 @@ import structlog
 from aijobs import metrics
 from aijobs.backoff import Backoff
 from aijobs.errors import SessionLost, ShuttingDown, Unavailable
+from services.jobs.batches import FAULTS
 from services.jobs.lapsing import JobLapsing
 from services.jobs.store import executors
-from services.jobs.store.database import Database, Transaction
+from services.jobs.store.database import Database, Transaction, describe
 from services.jobs.store.executors import CancelledRun, Hello, QueueLoad
 from services.jobs.wakeups import Wakeups
 
@@ -191,6 +192,10 @@ class ExecutorSessions:
             except Unavailable:
                 await backoff.wait()
                 continue
+            except FAULTS as error:
+                # The reaper takes the leases one by one, so that what cannot be written is in nobody's way.
+                log.error("executor's leases not ended", executor_id=session.executor_id, error=describe(error))
+                return
             if verdict is Verdict.TOO_LATE:
                 log.warning("executor gets another grace: the database was slow", executor_id=session.executor_id)
                 continue

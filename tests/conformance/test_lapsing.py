@@ -141,7 +141,7 @@ async def test_a_report_that_comes_between_the_reapers_look_and_its_write_stands
     ids = await jobs.database.read(lambda tx: job_store.expired_leases(tx, ENDED, 10))
     assert ids == [lease.job_id]
     await jobs.submit(lease, success())
-    assert await jobs.database.write(lambda tx: late.lapsing._lapse_if_expired(tx, ids, ENDED)) == 0
+    assert await jobs.database.write(lambda tx: late.lapsing._lapse_if_expired(tx, ids, grace=ENDED)) == [False]
     assert await jobs.history(lease.job_id) == ["created", "locked", "succeeded"]
 
 
@@ -153,7 +153,7 @@ async def test_a_heartbeat_that_comes_between_the_reapers_look_and_its_write_sav
     assert ids == [lease.job_id]
     await jobs.extend(lease)
     reaper = Jobs(jobs.database, lease_grace=grace).lapsing
-    assert await jobs.database.write(lambda tx: reaper._lapse_if_expired(tx, ids, grace)) == 0
+    assert await jobs.database.write(lambda tx: reaper._lapse_if_expired(tx, ids, grace=grace)) == [False]
     assert isinstance(await jobs.submit(lease, success()), Accepted)
 
 
@@ -198,6 +198,20 @@ async def test_more_leases_than_one_transaction_takes_all_lapse(jobs: Jobs, late
     leases = [await jobs.running() for _ in range(5)]
     assert await late.lapsing.reap() == 5
     assert [len(await dispatches(jobs, lease.job_id)) for lease in leases] == [2] * 5
+
+
+async def test_a_lease_that_cannot_be_written_is_in_nobodys_way(jobs: Jobs, late: Jobs) -> None:
+    """A poison row, here one whose next dispatch is taken: the reaper goes on, and so do the other leases."""
+    poison, good = await jobs.running(), await jobs.running()
+
+    async def take_dispatch(tx) -> None:
+        statement = update(outbox_events).where(outbox_events.c.aggregate_id == poison.job_id)
+        await tx.execute(statement.values(dedupe_key=f"ai.job.enqueue:{poison.job_id}:2"))
+
+    await jobs.database.write(take_dispatch)
+    assert await late.lapsing.reap() == 1
+    assert await jobs.history(good.job_id) == ["created", "locked", "lapsed"]
+    assert await jobs.history(poison.job_id) == ["created", "locked"]
 
 
 async def test_the_reaper_forgets_executors_that_are_long_gone(jobs: Jobs) -> None:

@@ -30,6 +30,7 @@ LONGEST_DELAY = timedelta(days=366)
 LONGEST_IDLE = timedelta(days=3660)
 LONGEST_VERSION = 64
 MOST_QUEUES = 20
+HELLO_WITHIN = timedelta(seconds=10)
 MOST_TYPES = 1000
 TOKEN_SOURCES = {
     lifecycle_service_pb2.TOKEN_SOURCE_MEASURED: "measured",
@@ -54,7 +55,11 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
     ) -> AsyncIterator[lifecycle_service_pb2.OpenSessionResponse]:
         """Keep an executor's session: take its reports and send it commands until the stream ends."""
         del context
-        first = await anext(request_iterator, None)
+        try:
+            async with asyncio.timeout(HELLO_WITHIN.total_seconds()):
+                first = await anext(request_iterator, None)
+        except TimeoutError:
+            first = None
         if first is None or first.WhichOneof("message") != "hello":
             raise InvalidInput.field("hello", "missing: the first message says who is there")
         session = await self._sessions.open(_hello(first.hello))
