@@ -18,6 +18,9 @@ from services.executor.lifecycle_client import LifecycleClient, Refused
 
 #: Between two calls that only carry progress.
 PROGRESS_INTERVAL = timedelta(milliseconds=500)
+#: Of the time for which a run may go on without a renewal; three may fail.
+LONGEST_SHARE = 0.25
+SHORTEST_INTERVAL = timedelta(milliseconds=50)
 #: Leases in one call.
 CHUNK = 100
 MOST_EARLY_CANCELS = 1000
@@ -44,6 +47,7 @@ class Heartbeats:
         """Renew a lease as long as the block runs."""
         beat = Beat(leased.lease, StopSwitch(), self._progressed.set)
         beat.abort_at(leased.abort_at)
+        self._keep_up_with(timedelta(seconds=leased.abort_at - asyncio.get_running_loop().time()))
         self._beats.add(beat)
         if (leased.lease.job_id, leased.lease.attempt) in self._early_cancels:
             beat.switch.stop(StopReason.CANCEL_REQUESTED)
@@ -54,6 +58,14 @@ class Heartbeats:
         finally:
             beat.settle()
             self._beats.discard(beat)
+
+    def _keep_up_with(self, held_for: timedelta) -> None:
+        """Renew more often if leases are shorter than the settings of this executor expect."""
+        longest = max(held_for * LONGEST_SHARE, SHORTEST_INTERVAL)
+        if self._interval > longest:
+            log.warning("leases are short: they are renewed more often", seconds=longest.total_seconds())
+            self._interval = longest
+            self.renew_now()
 
     def cancel(self, job_id: str, attempt: int) -> None:
         """Stop a run whose cancel was requested, now or when it starts."""

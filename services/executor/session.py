@@ -28,6 +28,9 @@ REPORT_INTERVAL = timedelta(seconds=5)
 OPEN_WITHIN = timedelta(seconds=1)
 #: How long a hello waits for its welcome.
 WELCOME_WITHIN = timedelta(seconds=10)
+GOODBYE_WITHIN = timedelta(seconds=1)
+#: Of so many failures in a row, which one is logged.
+QUIET_FAILURES, MENTIONED_FAILURE = 20, 2
 #: The grace of the jobs service is a second: between two tries there must be less.
 FIRST_PAUSE = timedelta(milliseconds=20)
 LONGEST_PAUSE = timedelta(milliseconds=500)
@@ -109,6 +112,7 @@ class ExecutorSession:
     async def run(self) -> None:
         """Keep a session open until cancelled. Never ends by a fault of the jobs service."""
         backoff, refusals = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff()
+        failures = 0
         while True:
             pause = backoff
             try:
@@ -117,7 +121,10 @@ class ExecutorSession:
                 pause = refusals
                 log.warning("session refused; check AIJOBS_TOKEN", error=error.message)
             except AijobsError as error:
-                log.warning("session not open", error=error.message)
+                failures = 1 if self.open.is_set() else failures + 1
+                # Streams end with the age of their connection; only one that cannot be opened again is worth a word.
+                if failures % QUIET_FAILURES == MENTIONED_FAILURE:
+                    log.warning("session not open", error=error.message)
             self._closed()
             await pause.wait()
 
@@ -148,10 +155,19 @@ class ExecutorSession:
         except asyncio.CancelledError:
             # Either we are told to end, or the call was cancelled because the session is lost.
             if (task := asyncio.current_task()) is None or task.cancelling() or not call.cancelled():
+                await self._say_goodbye(call, over)
                 raise
         finally:
             over.set()
             call.cancel()
+
+    @staticmethod
+    async def _say_goodbye(call: SessionCall, over: asyncio.Event) -> None:
+        """End our side of the stream, so that nobody suspects us, and wait a little for the other side to do so too."""
+        over.set()
+        with suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(GOODBYE_WITHIN.total_seconds()):
+                await call.code()
 
     async def _messages(self, over: asyncio.Event) -> AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]:
         """Say hello, then report how busy we are, until the session is over."""

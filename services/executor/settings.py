@@ -21,7 +21,7 @@ class ExecutorSettings(BrokeredSettings, ModelSettings):
     #: Runs at a time per queue; 0: leave the queue to other executors.
     slots_interactive: Slots = QUEUE_DEFAULTS[Queue.INTERACTIVE].concurrency
     slots_background: Slots = QUEUE_DEFAULTS[Queue.BACKGROUND].concurrency
-    #: How often leases are renewed, and so how soon a running job hears of its cancel.
+    #: How often leases are renewed. Cancels are heard through the session, and with a renewal if that is broken.
     heartbeat_interval: Annotated[Seconds, Field(ge=timedelta(milliseconds=50), le=timedelta(seconds=60))] = Field(
         default=timedelta(seconds=5), validation_alias="AIJOBS_HEARTBEAT_SECONDS"
     )

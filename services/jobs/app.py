@@ -9,7 +9,7 @@ import structlog
 from aijobs.errors import Unavailable
 from aijobs.registry import Registry
 from aijobs.rpc.server import RpcServer
-from aijobs.service import background
+from aijobs.service import CannotRun, background
 from aijobs.v1 import (
     job_admin_service_pb2_grpc,
     job_service_pb2_grpc,
@@ -127,6 +127,9 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         interval=settings.reap_interval,
     )
     sessions = ExecutorSessions(database, wakeups, lapsing, grace=settings.session_grace)
+    unknown = sorted(set(settings.job_type_limits) - set(registry))
+    if unknown:
+        raise CannotRun(f"AIJOBS_JOB_TYPE_LIMITS: no such job types: {', '.join(unknown)}")
     every_type = Limits(
         live=settings.user_live_jobs, daily=settings.user_daily_jobs, monthly=settings.user_monthly_jobs
     )
@@ -140,7 +143,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     server.add(
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
-        JobAdminServicer(registry, JobRetrying(database, wakeups), Operating(database, wakeups)),
+        JobAdminServicer(registry, JobRetrying(database, registry, wakeups), Operating(database, wakeups)),
     )
     server.add(
         "aijobs.v1.LifecycleService",

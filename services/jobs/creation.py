@@ -126,6 +126,7 @@ class JobCreation:
         plans: list[_Plan | AijobsError] = []
         new: list[tuple[str, _Create]] = []
         fresh: list[requests.Answered] = []
+        differing: list[str] = []
         for item in batch:
             memory = answered.get(item.request_key)
             plan = _plan(item, memory, by_key.get(item.idempotency) if item.idempotency else None)
@@ -135,6 +136,8 @@ class JobCreation:
                 elif (problem := book.admit(item.request.user_id, item.request.job_type)) is not None:
                     plan = problem
             plans.append(plan)
+            if memory is None and _asks_for_another_job(plan):
+                differing.append(item.request.job_type)
             if isinstance(plan, AijobsError) or memory is not None:
                 continue
             if plan.new:
@@ -146,7 +149,7 @@ class JobCreation:
         await self._insert(tx, new)
         await book.write(tx)
         await requests.remember(tx, fresh)
-        tx.after_commit(lambda: _count_differing(batch, plans))
+        tx.after_commit(lambda: _count_differing(differing))
         rows = await job_store.get(tx, (plan.job_id for plan in plans if isinstance(plan, _Plan)))
         await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id, _ in new])
         return [
@@ -199,10 +202,13 @@ def _row(job_id: str, item: _Create) -> dict[str, Any]:
     }
 
 
-def _count_differing(batch: Sequence[_Create], plans: Sequence[_Plan | AijobsError]) -> None:
-    for item, plan in zip(batch, plans, strict=True):
-        if isinstance(plan, IdempotencyKeyReused) or (isinstance(plan, _Plan) and plan.differs):
-            DIFFERING_REPEATS.labels(item.request.job_type).inc()
+def _asks_for_another_job(plan: _Plan | AijobsError) -> bool:
+    return plan.differs if isinstance(plan, _Plan) else isinstance(plan, IdempotencyKeyReused)
+
+
+def _count_differing(job_types: Sequence[str]) -> None:
+    for job_type in job_types:
+        DIFFERING_REPEATS.labels(job_type).inc()
 
 
 def _refused(switch: platform.Availability) -> PlatformUnavailable:

@@ -94,14 +94,16 @@ class JobLapsing:
         await self._lapse(tx, [job for job in rows.values() if _leased(job)], "session lost")
 
     async def _lapse_expired(self, grace: timedelta | None) -> int:
-        total = 0
+        total, passed_over = 0, 0
         while True:
-            ids = await self._database.read(lambda tx: job_store.expired_leases(tx, grace, CHUNK))
-            # One that cannot be written, whatever the reason, is in nobody's way.
+            look = partial(job_store.expired_leases, grace=grace, limit=CHUNK, passed_over=passed_over)
+            ids = await self._database.read(look)
             results = await write_each(self._database, ids, partial(self._lapse_if_expired, grace=grace))
             lapsed = sum(result is True for result in results)
             total += lapsed
-            if len(ids) < CHUNK or not lapsed:
+            # What cannot be written, whatever the reason, stays in front, and is in nobody's way.
+            passed_over += len(ids) - lapsed
+            if len(ids) < CHUNK:
                 return total
 
     async def _lapse_if_expired(

@@ -10,7 +10,7 @@ it: until the queue is resumed, the job is due, or five seconds are over.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from aijobs.errors import (
@@ -29,7 +29,7 @@ from services.jobs.batches import write_each
 from services.jobs.lifecycle import Lease
 from services.jobs.store import changes, contents, executors, history, outbox, queues
 from services.jobs.store import jobs as job_store
-from services.jobs.store.changes import Change
+from services.jobs.store.changes import Change, Kind
 from services.jobs.store.contents import Snapshot
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.executors import ExecutorRow
@@ -44,8 +44,9 @@ OTHER_FIELDS = 2048
 MOST_EARLIER_ERRORS = 5
 #: A holder that cannot renew has stopped when so much of the grace is over, so that two never run a job (LC-6).
 HELD_SHARE_OF_GRACE = 2 / 3
-#: How long a job waits that this executor does not know: a newer one may.
+#: How long a job waits that this executor does not know: a newer one may. Doubled with each dispatch.
 UNKNOWN_TYPE_DELAY = timedelta(seconds=5)
+LONGEST_UNKNOWN_TYPE_DELAY = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ class JobLeasing:
             return [lost] * len(batch)
         paused = await queues.paused(tx)
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
-        used = await history.lease_tokens(tx, [job.job_id for job in rows.values() if job.attempt])
+        tokens = await history.tokens(tx, [job.job_id for job in rows.values() if job.attempt or job.dispatch_no > 1])
         snapshots = await contents.snapshots(tx, rows)
         errors = await history.failed_executions(tx, [job.job_id for job in rows.values() if job.retry_count])
         room = LARGEST_ANSWER
@@ -159,12 +160,9 @@ class JobLeasing:
         for index, item in enumerate(batch):
             try:
                 job, snapshot = rows.get(item.job_id), snapshots.get(item.job_id)
-                if item.lease_token in used.get(item.job_id, ()) and (
-                    job is None or item.lease_token != job.lease_token
-                ):
-                    raise LeaseConflict(f"job {item.job_id}: the lease of this token is over")
+                self._require_fresh(item, job, tokens.get(item.job_id, {}))
                 if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
-                    again[item.job_id] = waiting
+                    again.setdefault(item.job_id, replace(waiting, lease_token=item.lease_token))
                     raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
                 change = self._grant(holder.executor_id, item, job, granted.get(item.job_id))
                 if job is None or snapshot is None:
@@ -200,6 +198,15 @@ class JobLeasing:
             snapshot=snapshot,
             earlier_errors=errors[-MOST_EARLIER_ERRORS:],
         )
+
+    @staticmethod
+    def _require_fresh(item: LockRequest, job: JobRow | None, tokens: Mapping[str, Kind]) -> None:
+        """Answer the repeat of a lock that was refused, and refuse a token whose lease is over."""
+        kind = tokens.get(item.lease_token)
+        if kind == Kind.DISPATCHED_AGAIN:
+            raise JobNotReady(f"job {item.job_id}: dispatched again")
+        if kind is not None and (job is None or item.lease_token != job.lease_token):
+            raise LeaseConflict(f"job {item.job_id}: the lease of this token is over")
 
     def _grant(self, executor_id: str, item: LockRequest, job: JobRow | None, earlier: Change | None) -> Change | None:
         """Return the change that gives an item its lease; None if it has it already, by a repeat."""
@@ -263,7 +270,8 @@ def _not_ready(job: JobRow, paused: frozenset[str], executor: ExecutorRow) -> Ch
     if not job.due:
         return lifecycle.dispatch_again(job, reason="not due")
     if job.job_type not in executor.job_types:
-        return lifecycle.dispatch_again(job, reason="job type unknown to the executor", delay=UNKNOWN_TYPE_DELAY)
+        delay = min(UNKNOWN_TYPE_DELAY * 2 ** min(job.dispatch_no - 1, 10), LONGEST_UNKNOWN_TYPE_DELAY)
+        return lifecycle.dispatch_again(job, reason="job type unknown to the executor", delay=delay)
     return None
 
 

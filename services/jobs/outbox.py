@@ -159,7 +159,15 @@ class Outbox:
             if state.status == EventStatus.PROCESSING and item.event_id not in settlements:
                 settlements[item.event_id] = _settlement(item, state)
         await outbox.settle(tx, claim_token, list(settlements.values()))
+        dead = [settled for settled in settlements.values() if settled.status == EventStatus.DEAD]
+        if dead:
+            tx.after_commit(lambda: _tell_dead(dead))
         return results
+
+
+def _tell_dead(dead: Sequence[Settlement]) -> None:
+    for event in dead:
+        log.error("event dead", event_id=event.event_id, reason=event.last_error, attempts=event.attempt_count)
 
 
 def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
@@ -174,8 +182,6 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
         case PublishFailed(reason=reason, retryable=retryable):
             attempts = state.attempt_count + 1
             dead = attempts >= MOST_ATTEMPTS or not retryable
-            if dead:
-                log.error("event dead", event_id=item.event_id, reason=reason, attempts=attempts)
             return Settlement(
                 event_id=item.event_id,
                 status=EventStatus.DEAD if dead else EventStatus.PENDING,

@@ -53,7 +53,7 @@ class Quotas:
     """
 
     def __init__(self, every: Limits, by_type: Mapping[str, Limits] = MappingProxyType({})) -> None:
-        self._limits = {"": every, **by_type}
+        self._limits = {**by_type, "": every}
 
     async def open(self, tx: Transaction, user_ids: Iterable[str]) -> "QuotaBook":
         """Look up what users have. Their rows must be locked by the transaction."""

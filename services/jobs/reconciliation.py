@@ -11,8 +11,9 @@ What was read is judged again on the locked row before it is written, so the swe
 
 import asyncio
 import random
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 
 import structlog
@@ -28,7 +29,6 @@ from services.jobs.store.jobs import JobRow
 from services.jobs.store.outbox import Dispatch, EventStatus
 from services.jobs.wakeups import Wakeups
 
-ZERO = timedelta(0)
 #: Jobs in one transaction.
 CHUNK = 100
 #: Older reports of executors say nothing about now.
@@ -76,8 +76,8 @@ class Reconciliation:
 
         """
         total = 0
-        for queue in await self._database.read(self._idle_queues):
-            total += await self._sweep_queue(queue, self._patience)
+        for queue, idle_at in (await self._database.read(self._idle_queues)).items():
+            total += await self._sweep_queue(queue, _SentBefore(idle_at - self._patience))
         return total
 
     async def dispatch_all_again(self) -> int:
@@ -89,41 +89,44 @@ class Reconciliation:
         """
         return await self._sweep_queue("", None)
 
-    async def _idle_queues(self, tx: Transaction) -> Sequence[str]:
-        """Return the queues that an executor has waited on for longer than our patience, and that are not paused."""
+    async def _idle_queues(self, tx: Transaction) -> Mapping[str, datetime]:
+        """Return the queues that an executor has waited on for longer than our patience, and when it last said so."""
         paused = await queues.paused(tx)
-        idle: set[str] = set()
+        idle: dict[str, datetime] = {}
         for executor in await executors.latest(tx, within=FRESH_REPORT, limit=MOST_EXECUTORS):
-            age = executor.read_at - executor.reported_at
-            if age > FRESH_REPORT or executor.disconnected_at is not None or executor.drain_requested_at is not None:
+            if executor.read_at - executor.reported_at > FRESH_REPORT:
                 continue
-            idle |= {load.queue for load in executor.queues if load.free_slots and load.idle + age >= self._patience}
-        return sorted(idle - paused)
+            if executor.disconnected_at is not None or executor.drain_requested_at is not None:
+                continue
+            for load in executor.queues:
+                if load.free_slots and load.idle >= self._patience and load.queue not in paused:
+                    idle[load.queue] = max(executor.reported_at, idle.get(load.queue, executor.reported_at))
+        return idle
 
-    async def _sweep_queue(self, queue: str, patience: timedelta | None) -> int:
-        """Go through the waiting jobs of a queue; no patience: whatever was sent is lost."""
-        total = 0
+    async def _sweep_queue(self, queue: str, sent: "_SentBefore | None") -> int:
+        """Go through the waiting jobs of a queue; None: whatever was sent is lost, however short a time ago."""
+        total, dead = 0, 0
+        since = self._patience if sent else timedelta(0)
         for look in (job_store.queued, job_store.lapsed):
             last: JobRow | None = None
             while True:
-                page = partial(look, queue=queue, after=last, limit=CHUNK, since=patience or ZERO)
-                found = await self._database.read(page)
-                # One that cannot be written, whatever the reason, is in nobody's way.
-                results = await write_each(self._database, found, partial(self._dispatch_lost, patience=patience))
+                page = partial(look, queue=queue, after=last, limit=CHUNK, since=since)
+                found, lost, dead_here = await self._database.read(partial(_judge, page=page, sent=sent))
+                dead += dead_here
+                results = await write_each(self._database, lost, partial(self._dispatch_again, expected=sent is None))
                 total += sum(result is True for result in results)
                 if len(found) < CHUNK:
                     break
                 last = found[-1]
+        if dead:
+            # Listed and sent again by operators, who have no call for it yet.
+            log.error("jobs wait for events that are dead: cancel and retry them", queue=queue, jobs=dead)
         return total
 
-    async def _dispatch_lost(
-        self, tx: Transaction, found: Sequence[JobRow], *, patience: timedelta | None
+    async def _dispatch_again(
+        self, tx: Transaction, lost: Sequence[JobRow], *, expected: bool
     ) -> list[bool | AijobsError]:
-        keys = {job.job_id: events.dispatch_key(job.job_id, job.dispatch_no) for job in found}
-        dispatches = await outbox.dispatches(tx, list(keys.values()))
-        lost = [job for job in found if _is_lost(job, dispatches.get(keys[job.job_id]), patience)]
-        if not lost:
-            return [False] * len(found)
+        """Judge again on the locked rows: a lock may have come in between."""
         rows = await job_store.get(tx, [job.job_id for job in lost], lock=True)
         planned = [
             lifecycle.dispatch_again(rows[job.job_id], reason="message lost")
@@ -135,10 +138,29 @@ class Reconciliation:
         after = await job_store.get(tx, ids)
         await outbox.append(tx, [events.enqueue(after[job_id]) for job_id in ids])
         if ids:
-            tx.after_commit(lambda: _tell(ids, expected=patience is None))
+            tx.after_commit(lambda: _tell(ids, expected=expected))
             tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
             tx.after_commit(self._wakeups.events.give)
-        return [job.job_id in ids for job in found]
+        return [job.job_id in ids for job in lost]
+
+
+@dataclass(frozen=True, slots=True)
+class _SentBefore:
+    """A message that was sent before this moment would have arrived."""
+
+    moment: datetime
+
+
+async def _judge(
+    tx: Transaction, *, page: Callable[[Transaction], Awaitable[list[JobRow]]], sent: _SentBefore | None
+) -> tuple[list[JobRow], list[JobRow], int]:
+    """Read a page of waiting jobs; return it, those whose message is lost, and how many wait for a dead event."""
+    found = await page(tx)
+    keys = {job.job_id: events.dispatch_key(job.job_id, job.dispatch_no) for job in found}
+    dispatches = await outbox.dispatches(tx, list(keys.values()))
+    latest = [(job, dispatches.get(keys[job.job_id])) for job in found]
+    dead = sum(dispatch is not None and dispatch.status == EventStatus.DEAD for _, dispatch in latest)
+    return found, [job for job, dispatch in latest if _is_lost(dispatch, sent)], dead
 
 
 def _tell(job_ids: Sequence[str], *, expected: bool) -> None:
@@ -147,15 +169,14 @@ def _tell(job_ids: Sequence[str], *, expected: bool) -> None:
     say("jobs dispatched again: their messages are lost", jobs=len(job_ids), first=job_ids[0])
 
 
-def _is_lost(job: JobRow, dispatch: Dispatch | None, patience: timedelta | None) -> bool:
-    """Tell whether nothing is on its way that could lead to a lock of the job."""
+def _is_lost(dispatch: Dispatch | None, sent: _SentBefore | None) -> bool:
+    """Tell whether nothing is on its way that could lead to a lock of a job that waits."""
     if dispatch is None:
         return True
     if dispatch.status == EventStatus.DEAD:
-        log.error("job waits for a dead event; an operator must requeue it", job_id=job.job_id)
         return False
-    if patience is None:
+    if sent is None:
         return dispatch.status != EventStatus.PENDING
     if dispatch.status in ON_ITS_WAY:
         return False
-    return dispatch.published_at is None or dispatch.published_at <= job.read_at - patience
+    return dispatch.published_at is None or dispatch.published_at <= sent.moment

@@ -60,7 +60,6 @@ def _check(job_id: str, report: Succeeded) -> None:
 
 def artifact_violations(job_id: str, artifacts: Sequence[ArtifactRow]) -> list[FieldViolation]:
     """Return what of a job's artifacts would break a constraint or could not be given back."""
-    """Return what of a job's artifacts would break a constraint or could not be given back."""
     if len(artifacts) > MOST_ARTIFACTS:
         return [FieldViolation("succeeded.projection.artifacts", f"{len(artifacts)}; at most {MOST_ARTIFACTS}")]
     problems: list[FieldViolation] = []

@@ -12,6 +12,7 @@ from uuid_utils import uuid7
 
 from aijobs import canonical
 from aijobs.errors import JobNotFound, JobNotRetryable, RequestIdReused, RetryInProgress, SnapshotExpired
+from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs import events
 from services.jobs.store import changes, contents, outbox, requests, users
@@ -37,8 +38,9 @@ class Retry:
 class JobRetrying:
     """Retries jobs."""
 
-    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups) -> None:
         self._database = database
+        self._registry = registry
         self._wakeups = wakeups
 
     async def retry(self, caller: str, request: Retry) -> JobRow:
@@ -49,6 +51,7 @@ class JobRetrying:
             JobNotRetryable: it has not ended, or it has succeeded.
             RetryInProgress: a retry of it has not ended.
             SnapshotExpired: its input is no longer stored.
+            UnknownJobType: its type is no longer installed.
             RequestIdReused: the request id belongs to the retry of another job.
             Unavailable: the database cannot be reached.
 
@@ -78,6 +81,7 @@ class JobRetrying:
     async def _insert(self, tx: Transaction, caller: str, request: Retry, old: JobRow) -> JobRow:
         if old.lifecycle_status not in RETRYABLE:
             raise JobNotRetryable(f"job {old.job_id} is {old.lifecycle_status}; only failed and cancelled ones can be")
+        self._registry[old.job_type]  # raises if no executor could ever run it
         earlier = await job_store.retries(tx, old.job_id)
         alive = [retry.job_id for retry in earlier if not retry.lifecycle_status.terminal]
         if alive:

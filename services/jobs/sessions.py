@@ -32,6 +32,8 @@ from services.jobs.wakeups import Wakeups
 
 #: How often cancels and drains of other replicas are looked for; those of this one are told at once.
 POLL_INTERVAL = timedelta(milliseconds=500)
+#: How long after the grace a look still says something: a hello that was sent within the grace is there by then.
+SLOWEST_LOOK = timedelta(seconds=1)
 LOST = metrics.counter("executors_lost", "Executors whose session broke and who did not come back")
 log = structlog.get_logger()
 
@@ -146,6 +148,21 @@ class ExecutorSessions:
         self._suspicions.add(task)
         task.add_done_callback(self._suspicions.discard)
 
+    async def leave(self, session: Session) -> None:
+        """End a session whose executor says goodbye: nobody is suspected, and what it could not give back lapses."""
+        self._sessions.discard(session)
+
+        async def work(tx: Transaction) -> bool:
+            executor = await executors.get(tx, session.executor_id, lock=True)
+            if executor is None or executor.session_epoch != session.epoch:
+                return False
+            await self._lapsing.lapse_session(tx, executor.executor_id)
+            await executors.remove(tx, executor.executor_id)
+            return True
+
+        if await self._database.write(work):
+            log.info("executor left", executor_id=session.executor_id)
+
     def stop(self) -> None:
         """Suspect nobody any more: streams that end from here on end because of us."""
         self._stopping = True
@@ -198,6 +215,7 @@ class ExecutorSessions:
                 return
             if verdict is Verdict.TOO_LATE:
                 log.warning("executor gets another grace: the database was slow", executor_id=session.executor_id)
+                await backoff.wait()
                 continue
             if verdict is Verdict.LOST:
                 LOST.inc()
@@ -214,7 +232,8 @@ class ExecutorSessions:
             executor = await executors.get(tx, session.executor_id, lock=True)
             if executor is None or executor.session_epoch != session.epoch or not executor.under_suspicion:
                 return Verdict.THERE
-            if executor.disconnected_at is None or executor.read_at - executor.disconnected_at > 2 * self._grace:
+            latest = self._grace + max(self._grace, SLOWEST_LOOK)
+            if executor.disconnected_at is None or executor.read_at - executor.disconnected_at > latest:
                 return Verdict.TOO_LATE
             await self._lapsing.lapse_session(tx, executor.executor_id)
             await executors.lose(tx, executor)

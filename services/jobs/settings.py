@@ -28,11 +28,15 @@ class JobsSettings(ServiceSettings):
     #: How often a job whose executor died is run again by another one, before it fails (ruling 5).
     most_takeovers: Annotated[int, Field(ge=0, le=100)] = 3
     #: How long an executor whose session broke may take to come back (LC-8).
-    session_grace: Positive = Field(default=timedelta(seconds=1), validation_alias="AIJOBS_SESSION_GRACE_SECONDS")
+    session_grace: Annotated[Seconds, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=10))] = Field(
+        default=timedelta(seconds=1), validation_alias="AIJOBS_SESSION_GRACE_SECONDS"
+    )
     #: How often lost messages are looked for (LC-13).
     sweep_interval: Positive = Field(default=timedelta(seconds=30), validation_alias="AIJOBS_SWEEP_SECONDS")
     #: How long an executor must have been idle while a job waits, for the job's message to count as lost (LC-13).
-    sweep_patience: Positive = Field(default=timedelta(seconds=10), validation_alias="AIJOBS_SWEEP_PATIENCE_SECONDS")
+    sweep_patience: Annotated[Seconds, Field(ge=timedelta(milliseconds=500), le=timedelta(hours=1))] = Field(
+        default=timedelta(seconds=10), validation_alias="AIJOBS_SWEEP_PATIENCE_SECONDS"
+    )
     #: Jobs of one user that have not ended, at most (CR-5).
     user_live_jobs: Annotated[int, Field(ge=0)] = 100
     #: Jobs that one user may create per UTC day; unset: any number (CR-5).

@@ -117,7 +117,7 @@ class Jobs:
         self.reconciliation = Reconciliation(
             self.database, self.wakeups, patience=self.sweep_patience, interval=timedelta(milliseconds=20)
         )
-        self.retrying = JobRetrying(self.database, self.wakeups)
+        self.retrying = JobRetrying(self.database, registry, self.wakeups)
         self.operating = Operating(self.database, self.wakeups)
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)

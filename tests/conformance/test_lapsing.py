@@ -138,7 +138,7 @@ async def test_handing_back_a_run_whose_cancel_was_requested_cancels_it(jobs: Jo
 async def test_a_report_that_comes_between_the_reapers_look_and_its_write_stands(jobs: Jobs, late: Jobs) -> None:
     """Case L1: the reaper was frozen there."""
     lease = await jobs.running()
-    ids = await jobs.database.read(lambda tx: job_store.expired_leases(tx, ENDED, 10))
+    ids = await jobs.database.read(lambda tx: job_store.expired_leases(tx, grace=ENDED, limit=10))
     assert ids == [lease.job_id]
     await jobs.submit(lease, success())
     assert await jobs.database.write(lambda tx: late.lapsing._lapse_if_expired(tx, ids, grace=ENDED)) == [False]
@@ -149,7 +149,7 @@ async def test_a_heartbeat_that_comes_between_the_reapers_look_and_its_write_sav
     lease = await jobs.running()
     grace = timedelta(seconds=-30)
     await Jobs(jobs.database, lease_time=timedelta(seconds=1), opened=jobs.opened).extend(lease)
-    ids = await jobs.database.read(lambda tx: job_store.expired_leases(tx, grace, 10))
+    ids = await jobs.database.read(lambda tx: job_store.expired_leases(tx, grace=grace, limit=10))
     assert ids == [lease.job_id]
     await jobs.extend(lease)
     reaper = Jobs(jobs.database, lease_grace=grace).lapsing

@@ -4,11 +4,13 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import update
 
 from aijobs.errors import InvalidInput, JobNotReady
 from services.jobs.execution import Released
 from services.jobs.leasing import LockRequest
 from services.jobs.lifecycle import Lease
+from services.jobs.store.tables import jobs as jobs_table
 from services.jobs.store.tables import outbox_events
 from tests.conformance.conftest import BACKEND, Jobs, hello
 
@@ -129,3 +131,33 @@ async def test_a_lapsed_run_that_is_not_ready_stays_lapsed_and_is_dispatched_aga
     job = (await jobs.queries.get(BACKEND, lease.job_id, full=False)).job
     assert (job.lifecycle_status, job.waits, job.dispatch_no) == ("running", True, 3)
     assert job.attempt == Lease(job_id=lease.job_id, attempt=1, lease_token=lease.lease_token).attempt
+
+
+async def test_a_repeated_lock_that_was_refused_is_refused_again_and_dispatches_nothing(jobs: Jobs) -> None:
+    """Ruling 33: the answer was lost, and the repeat has no second effect."""
+    job_id = (await jobs.create()).job.job_id
+    await jobs.operating.pause("ops", "ai-interactive", "")
+    token = "t" * 32
+    assert isinstance(await jobs.try_lock(job_id, token), JobNotReady)
+    assert isinstance(await jobs.try_lock(job_id, token), JobNotReady)
+    assert await enqueued(jobs, job_id) == ["1 pending", "2 pending"]
+    await jobs.operating.resume("ops", "ai-interactive")
+    assert isinstance(await jobs.try_lock(job_id, token), JobNotReady), "whoever sent it has acknowledged the message"
+    await jobs.lock(job_id)
+
+
+async def test_a_job_of_a_type_that_nobody_knows_is_tried_ever_more_seldom(jobs: Jobs) -> None:
+    job_id = (await jobs.create(job_type="patient")).job.job_id
+    jobs.opened["older"] = await jobs.sessions.open(hello("older", "testing"))
+    waits = []
+    for _ in range(9):
+        await jobs.try_lock(job_id, executor_id="older")
+        job = (await jobs.queries.get(BACKEND, job_id, full=False)).job
+        assert job.due_at is not None
+        waits.append(round((job.due_at - job.read_at).total_seconds()))
+
+        async def due(tx) -> None:
+            await tx.execute(update(jobs_table).values(due_at=None))
+
+        await jobs.database.write(due)
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 600, 600]

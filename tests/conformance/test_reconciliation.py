@@ -141,9 +141,7 @@ async def test_a_lock_that_comes_between_look_and_write_stands(jobs: Jobs) -> No
     sweep = jobs.reconciliation
     found = await jobs.database.read(lambda tx: job_store.queued(tx, queue="", after=None, limit=10, since=ZERO))
     await jobs.lock(job_id)
-    assert await jobs.database.write(lambda tx: sweep._dispatch_lost(tx, found, patience=timedelta(seconds=10))) == [
-        False
-    ]
+    assert await jobs.database.write(lambda tx: sweep._dispatch_again(tx, found, expected=False)) == [False]
 
 
 async def test_sweeps_on_every_replica_at_once_dispatch_each_job_once(jobs: Jobs, monkeypatch) -> None:

@@ -11,9 +11,11 @@ from aijobs.errors import (
     RequestIdReused,
     RetryInProgress,
     SnapshotExpired,
+    UnknownJobType,
 )
+from aijobs.registry import Registry
 from services.jobs.quotas import Limits
-from services.jobs.retrying import Retry
+from services.jobs.retrying import JobRetrying, Retry
 from services.jobs.store.jobs import JobRow
 from services.jobs.store.tables import job_snapshots, outbox_events
 from services.jobs.store.tables import jobs as jobs_table
@@ -111,3 +113,11 @@ async def test_a_retry_is_refused_by_no_limit_of_the_user(jobs: Jobs) -> None:
     await few.create()
     new = await retry(few, job_id)
     assert (await few.queries.get(BACKEND, new.job_id, full=False)).job.lifecycle_status == "queued"
+
+
+async def test_a_job_whose_type_is_no_longer_installed_is_not_retried(jobs: Jobs) -> None:
+    """No executor could ever run it."""
+    job_id = await failed(jobs)
+    gone = JobRetrying(jobs.database, Registry([]), jobs.wakeups)
+    with pytest.raises(UnknownJobType):
+        await gone.retry("ops", Retry(request_id="r1", job_id=job_id, reason=""))

@@ -1,6 +1,6 @@
 """What a statement costs does not grow with the number of jobs: each has an index, and none sorts rows.
 
-On MariaDB, with tables filled by SQL: most jobs have succeeded, some wait, a few run, and some of those have lapsed.
+On MariaDB, with tables filled by SQL: most jobs have succeeded, some wait, a few run, and some leases have ended.
 """
 
 import statistics
@@ -138,6 +138,9 @@ LISTS = [
     JobFilter(),
     JobFilter(user_id="user-1"),
     JobFilter(user_id="user-1", states=[JobState.QUEUED, JobState.RUNNING]),
+    JobFilter(job_type="fixed"),
+    JobFilter(job_type="no_such_type"),
+    JobFilter(queue="no-such-queue"),
     JobFilter(states=[JobState.FAILED]),
     JobFilter(states=[JobState.QUEUED]),
 ]
@@ -196,7 +199,7 @@ async def costs(jobs: Jobs) -> dict[str, float]:
         await jobs.claim(limit=10)
 
     async def reap() -> None:
-        await jobs.database.read(lambda tx: job_store.expired_leases(tx, timedelta(seconds=30), 100))
+        await jobs.database.read(lambda tx: job_store.expired_leases(tx, grace=timedelta(seconds=30), limit=100))
 
     async def waiting() -> None:
         await jobs.database.read(

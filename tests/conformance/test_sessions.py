@@ -314,3 +314,21 @@ async def age(jobs: Jobs, column: str, *, seconds: float) -> None:
         await tx.execute(text(f"UPDATE executors SET {column} = {past}"))
 
     await jobs.database.write(work)
+
+
+async def test_a_goodbye_ends_what_was_not_given_back_and_suspects_nobody(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    holder = await jobs.holder()
+    await jobs.sessions.leave(jobs.opened["executor-1"])
+    assert await jobs.history(lease.job_id) == ["created", "locked", "lapsed"]
+    assert [status.executor.executor_id for status in await jobs.operating.executors()] == []
+    (late,) = await jobs.leasing.lock(holder, [LockRequest(job_id=lease.job_id, lease_token="t" * 32)])
+    assert isinstance(late, SessionLost)
+
+
+async def test_a_late_report_of_a_broken_session_is_no_sign_of_life(jobs: Jobs) -> None:
+    await jobs.running()
+    session = jobs.opened["executor-1"]
+    await jobs.sessions._disconnect(session)
+    await jobs.sessions.report(session, [])
+    assert str(await jobs.sessions._judge(session)) == "Verdict.LOST"

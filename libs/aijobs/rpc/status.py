@@ -5,6 +5,7 @@ written here is read here: a client gets an error of the class that the server r
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
@@ -68,7 +69,21 @@ def to_status(error: AijobsError) -> grpc.Status:
     status = Status(code=error.status.value[0], message=_cut(error.message, LONGEST_MESSAGE))
     for detail in details:
         status.details.add().Pack(detail)
-    return rpc_status.to_status(status)
+    answer = rpc_status.to_status(status)
+    if error.status is grpc.StatusCode.UNAVAILABLE and not error.transient:
+        # gRPC's own retries would only ask three times more.
+        metadata = (*answer.trailing_metadata, ("grpc-retry-pushback-ms", "-1"))
+        return _Answer(code=answer.code, details=answer.details, trailing_metadata=metadata)
+    return answer
+
+
+@dataclass(frozen=True)
+class _Answer(grpc.Status):
+    """A status with metadata of ours."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 def _bad_request(violations: Sequence[FieldViolation], room: int) -> Message:

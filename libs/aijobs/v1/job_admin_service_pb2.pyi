@@ -672,20 +672,22 @@ class SetPlatformAvailabilityRequest(_message.Message):
     AVAILABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     available: _builtins.bool
-    """Whether jobs can be created."""
+    """Whether jobs can be created. Must be set: leaving it out switches nothing."""
     reason: _builtins.str
     """Optional words for callers who are refused, at most 256 characters. Public."""
     def __init__(
         self,
         *,
-        available: _builtins.bool = ...,
+        available: _builtins.bool | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "available", b"available"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "available", b"available", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__available: _TypeAlias = _typing.Literal["available"]  # noqa: Y015
+    _WhichOneofArgType__available: _TypeAlias = _typing.Literal["_available", b"_available"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__available) -> _WhichOneofReturnType__available | None: ...
 
 Global___SetPlatformAvailabilityRequest: _TypeAlias = SetPlatformAvailabilityRequest  # noqa: Y015
 

@@ -102,8 +102,8 @@ class LifecycleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitOutcomes(self, request, context):
-        """SubmitOutcomes ends runs: result, failure or confirmed cancel. Carries the lease, so that a stale holder
-        changes nothing.
+        """SubmitOutcomes reports about runs: result, failure, confirmed cancel, or hand-back. Carries the lease, so that a
+        stale holder changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,8 +50,8 @@ class LifecycleServiceStub:
     lease, since the money is spent either way.
     """
     SubmitOutcomes: _grpc.UnaryUnaryMultiCallable[_lifecycle_service_pb2.SubmitOutcomesRequest, _lifecycle_service_pb2.SubmitOutcomesResponse]
-    """SubmitOutcomes ends runs: result, failure or confirmed cancel. Carries the lease, so that a stale holder
-    changes nothing.
+    """SubmitOutcomes reports about runs: result, failure, confirmed cancel, or hand-back. Carries the lease, so that a
+    stale holder changes nothing.
     """
 
 @_typing.type_check_only
@@ -76,8 +76,8 @@ class LifecycleServiceAsyncStub(LifecycleServiceStub):
     lease, since the money is spent either way.
     """
     SubmitOutcomes: _aio.UnaryUnaryMultiCallable[_lifecycle_service_pb2.SubmitOutcomesRequest, _lifecycle_service_pb2.SubmitOutcomesResponse]  # type: ignore[assignment]
-    """SubmitOutcomes ends runs: result, failure or confirmed cancel. Carries the lease, so that a stale holder
-    changes nothing.
+    """SubmitOutcomes reports about runs: result, failure, confirmed cancel, or hand-back. Carries the lease, so that a
+    stale holder changes nothing.
     """
 
 class LifecycleServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -129,8 +129,8 @@ class LifecycleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lifecycle_service_pb2.SubmitOutcomesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lifecycle_service_pb2.SubmitOutcomesResponse, _abc.Awaitable[_lifecycle_service_pb2.SubmitOutcomesResponse]]:
-        """SubmitOutcomes ends runs: result, failure or confirmed cancel. Carries the lease, so that a stale holder
-        changes nothing.
+        """SubmitOutcomes reports about runs: result, failure, confirmed cancel, or hand-back. Carries the lease, so that a
+        stale holder changes nothing.
         """
 
 def add_LifecycleServiceServicer_to_server(servicer: LifecycleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ from uuid import uuid4
 import grpc
 
 from aijobs.definition import JobDefinition
+from aijobs.errors import InvalidInput
 from aijobs.registry import Registry
 from aijobs.rpc.auth import current_caller
 from aijobs.v1 import job_admin_service_pb2, job_admin_service_pb2_grpc
@@ -18,6 +19,8 @@ from services.jobs.store.platform import Availability
 from services.jobs.store.queues import QueueRow
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+#: An executor reports every 5 s. One that is silent for so long is not there, although nobody saw its session break.
+SILENT_AFTER = timedelta(seconds=15)
 #: What a history entry has room for, beside the name of the job that is retried.
 LONGEST_RETRY_REASON = 200
 
@@ -108,6 +111,8 @@ class JobAdminServicer(job_admin_service_pb2_grpc.JobAdminServiceServicer):
     ) -> job_admin_service_pb2.SetPlatformAvailabilityResponse:
         """Switch the creation of jobs on or off (CR-5)."""
         del context
+        if not request.HasField("available"):
+            raise InvalidInput.field("available", "missing: say true or false")
         switch = await self._operating.set_availability(
             current_caller().subject,
             available=request.available,
@@ -120,7 +125,7 @@ def _executor(status: ExecutorStatus) -> job_admin_service_pb2.Executor:
     row = status.executor
     if row.lost_at is not None:
         state = job_admin_service_pb2.EXECUTOR_STATE_LOST
-    elif row.disconnected_at is not None:
+    elif row.disconnected_at is not None or row.read_at - row.seen_at > SILENT_AFTER:
         state = job_admin_service_pb2.EXECUTOR_STATE_DISCONNECTED
     else:
         state = job_admin_service_pb2.EXECUTOR_STATE_CONNECTED

@@ -64,15 +64,21 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
             raise InvalidInput.field("hello", "missing: the first message says who is there")
         session = await self._sessions.open(_hello(first.hello))
         reports = asyncio.create_task(self._take_reports(session, request_iterator))
+        left = False
         try:
             yield lifecycle_service_pb2.OpenSessionResponse(
                 welcome=lifecycle_service_pb2.SessionWelcome(epoch=session.epoch)
             )
             async for command in _until_done(session.commands, reports):
                 yield _command(command)
+            # It has ended its side in good order: a goodbye.
+            await self._sessions.leave(session)
+            left = True
         finally:
             reports.cancel()
-            self._sessions.close(session)
+            reports.add_done_callback(_retrieve)
+            if not left:
+                self._sessions.close(session)
 
     async def _take_reports(
         self, session: Session, requests: AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]
@@ -161,6 +167,11 @@ async def _until_done(commands: asyncio.Queue[Command], reports: asyncio.Task[No
             yield command.result()
         finally:
             command.cancel()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _command(command: Command) -> lifecycle_service_pb2.OpenSessionResponse:

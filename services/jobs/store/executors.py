@@ -133,10 +133,14 @@ async def say_hello(tx: Transaction, hello: Hello) -> int | None:
 
 
 async def report(tx: Transaction, executor_id: str, epoch: int, queues: Sequence[QueueLoad]) -> None:
-    """Store how busy an executor is; a sign of life too. An old session's report changes nothing."""
+    """Store how busy an executor is; a sign of life too. The report of a session that is over changes nothing."""
     await tx.execute(
         update(executors)
-        .where(executors.c.executor_id == executor_id, executors.c.session_epoch == epoch)
+        .where(
+            executors.c.executor_id == executor_id,
+            executors.c.session_epoch == epoch,
+            executors.c.disconnected_at.is_(None),
+        )
         .values(queues_json=_queues_json(queues), seen_at=now(), reported_at=now())
     )
 
@@ -167,6 +171,11 @@ async def lose(tx: Transaction, executor: ExecutorRow) -> None:
         .where(executors.c.executor_id == executor.executor_id)
         .values(lost_at=now(), session_epoch=executor.session_epoch + 1)
     )
+
+
+async def remove(tx: Transaction, executor_id: str) -> None:
+    """Delete an executor that said goodbye."""
+    await tx.execute(delete(executors).where(executors.c.executor_id == executor_id))
 
 
 async def request_drain(tx: Transaction, executor_id: str) -> None:

@@ -66,16 +66,18 @@ async def failed_executions(tx: Transaction, job_ids: Sequence[str]) -> dict[str
     return found
 
 
-async def lease_tokens(tx: Transaction, job_ids: Sequence[str]) -> dict[str, set[str]]:
-    """Read the tokens of all leases that jobs ever had, the present ones too."""
+async def tokens(tx: Transaction, job_ids: Sequence[str]) -> dict[str, dict[str, Kind]]:
+    """Read what locks of jobs led to, by their tokens: a lease, the present one too, or another dispatch."""
     if not job_ids:
         return {}
-    statement = select(job_history.c.job_id, job_history.c.lease_token).where(
-        job_history.c.job_id.in_(job_ids), job_history.c.kind.in_((Kind.LOCKED, Kind.TAKEN_OVER))
+    statement = select(job_history.c.job_id, job_history.c.lease_token, job_history.c.kind).where(
+        job_history.c.job_id.in_(job_ids),
+        job_history.c.kind.in_((Kind.LOCKED, Kind.TAKEN_OVER, Kind.DISPATCHED_AGAIN)),
+        job_history.c.lease_token.is_not(None),
     )
-    found: dict[str, set[str]] = {}
-    for job_id, token in await tx.execute(statement):
-        found.setdefault(job_id, set()).add(token)
+    found: dict[str, dict[str, Kind]] = {}
+    for job_id, token, kind in await tx.execute(statement):
+        found.setdefault(job_id, {})[token] = Kind(kind)
     return found
 
 

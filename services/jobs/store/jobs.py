@@ -197,10 +197,12 @@ async def extend(tx: Transaction, renewals: Sequence[Renewal], span: timedelta) 
     return extended
 
 
-async def expired_leases(tx: Transaction, grace: timedelta | None, limit: int) -> Sequence[str]:
+async def expired_leases(
+    tx: Transaction, *, grace: timedelta | None, limit: int, passed_over: int = 0
+) -> Sequence[str]:
     """Read the jobs whose lease ended longer than `grace` ago, the oldest first; None: whose lease is held at all."""
     ended = jobs.c.lock_until.is_not(None) if grace is None else jobs.c.lock_until < now_plus(-grace)
-    statement = select(jobs.c.job_id).where(ended).order_by(jobs.c.lock_until).limit(limit)
+    statement = select(jobs.c.job_id).where(ended).order_by(jobs.c.lock_until).limit(limit).offset(passed_over)
     return (await tx.execute(statement)).scalars().all()
 
 

@@ -91,10 +91,11 @@ async def append(tx: Transaction, new: Sequence[NewEvent]) -> None:
 
 async def claimed(tx: Transaction, claim_token: str) -> list[EventRow]:
     """Read the events that a claim token holds."""
-    statement = select(*(events[field.name] for field in fields(EventRow))).where(
+    statement = select(events.id, *(events[field.name] for field in fields(EventRow))).where(
         events.claim_token == claim_token, events.status == EventStatus.PROCESSING
     )
-    return [EventRow(**row) for row in (await tx.execute(statement.order_by(events.id))).mappings()]
+    found = sorted((await tx.execute(statement)).all(), key=lambda row: int(row[0]))
+    return [EventRow(**dict(zip((field.name for field in fields(EventRow)), row[1:], strict=True))) for row in found]
 
 
 async def renew(tx: Transaction, claim_token: str, span: timedelta) -> list[EventRow]:

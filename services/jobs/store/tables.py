@@ -196,6 +196,8 @@ jobs = Table(
     CheckConstraint("priority BETWEEN 0 AND 100", name="priority"),
     CheckConstraint("progress BETWEEN 0 AND 100", name="progress"),
     Index(None, "user_id", "job_id"),
+    Index(None, "job_type", "job_id"),
+    Index(None, "queue", "job_id"),
     Index(None, "user_id", "lifecycle_status", "job_id"),
     Index(None, "lifecycle_status", "job_id"),
     # Only leased jobs have the first and the last, only lapsed ones the second: small, however many jobs there are.

@@ -104,10 +104,14 @@ class Holders:
         for wish, answer in zip(wishes, step.answer, strict=True):
             job = step.before.jobs[wish.job_id]
             holds = granted.get(wish.job_id, job["lease_token"])
-            if wish.lease_token in step.before.lease_tokens(wish.job_id) and wish.lease_token != job["lease_token"]:
+            leases = step.before.tokens(wish.job_id, "locked", "taken_over")
+            if wish.lease_token in step.before.tokens(wish.job_id, "dispatched_again"):
+                assert isinstance(answer, JobNotReady), "a repeat is refused as the first one was, with no effect"
+            elif wish.lease_token in leases and wish.lease_token != job["lease_token"]:
                 assert isinstance(answer, LeaseConflict), "a token has one lease"
             elif waits(job) and not self._ready(step, job, session):
                 assert isinstance(answer, JobNotReady)
+                # The first wish for a job in a batch is the one that is remembered.
                 news[wish.job_id] = ["dispatched_again"]
             elif ended(job):
                 assert isinstance(answer, IllegalTransition)

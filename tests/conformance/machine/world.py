@@ -69,9 +69,9 @@ class World:
 
     __hash__ = None  # type: ignore[assignment] # compared, never a key
 
-    def lease_tokens(self, job_id: str) -> set[str]:
-        """Return the tokens of all leases that a job ever had."""
-        return {row["lease_token"] for row in self.history[job_id] if row["kind"] in ("locked", "taken_over")}
+    def tokens(self, job_id: str, *kinds: str) -> set[str]:
+        """Return the tokens of a job's history entries of these kinds."""
+        return {row["lease_token"] for row in self.history[job_id] if row["kind"] in kinds}
 
     @cached_property
     def waiting(self) -> Sequence[str]:

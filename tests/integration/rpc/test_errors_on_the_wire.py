@@ -18,6 +18,7 @@ from aijobs.errors import (
     JobAlreadyCancelled,
     JobNotFound,
     PayloadTooLarge,
+    PlatformUnavailable,
     QuotaExceeded,
     QuotaViolation,
     RequestIdReused,
@@ -248,3 +249,18 @@ async def test_the_log_never_holds_what_was_sent() -> None:
             await job_service_pb2_grpc.JobServiceStub(channel).CreateJob(request)
     assert next(line for line in logs if line["event"] == "call")["code"] == "OK"
     assert "canary" not in str(logs)
+
+
+async def test_a_refusal_that_no_repeat_helps_is_not_repeated_by_the_channel() -> None:
+    """UNAVAILABLE is what gRPC repeats by itself; this one ends when an operator says so."""
+    calls = []
+
+    async def create(request, context):
+        calls.append(request)
+        raise PlatformUnavailable("no jobs are created at the moment")
+
+    async with serving(ScriptedJobs(create=create)) as address, open_channel(address) as channel:
+        stub = job_service_pb2_grpc.JobServiceStub(channel)
+        error = await refusal(stub.CreateJob(job_service_pb2.CreateJobRequest()))
+    assert isinstance(error, PlatformUnavailable)
+    assert len(calls) == 1

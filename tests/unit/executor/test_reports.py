@@ -20,7 +20,7 @@ from services.executor.engine.prepare import Prepare, SessionPort
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import Usage
 from services.executor.heartbeats import Heartbeats
-from services.executor.leases import Beat, Lease, LeasedJob, RunStopped, StopReason
+from services.executor.leases import Beat, Lease, LeasedJob, RunStopped, StopReason, StopSwitch
 from services.executor.ledger import LedgerWriter
 from services.executor.lifecycle_client import Accepted, LifecycleClient, Refused, Renewed
 from services.executor.outcomes import Abandoned, Cancelled, Failed, Report, Succeeded
@@ -265,6 +265,34 @@ async def test_runs_that_start_while_others_are_given_back_are_given_back_too() 
         heartbeats.hand_back()
         with heartbeats.beating(leased("2")) as starting:
             assert (running.switch.reason, starting.switch.reason) == (StopReason.SHUTTING_DOWN,) * 2
+
+
+async def test_leases_that_are_shorter_than_expected_are_renewed_in_time() -> None:
+    """Two services with settings that do not fit: nobody's run may be lost by that."""
+    client = Client(*[renewed(held_for=timedelta(milliseconds=400))] * 1000)
+    heartbeats = Heartbeats(client, timedelta(hours=1))
+    beating = asyncio.create_task(heartbeats.run())
+    with heartbeats.beating(leased(held_for=timedelta(milliseconds=400))) as beat:
+        await beat.switch.guard(asyncio.sleep(1))
+    beating.cancel()
+    assert beat.switch.reason is None
+
+
+async def test_a_result_that_is_there_is_not_thrown_away_because_the_process_ends() -> None:
+    switch = StopSwitch()
+
+    async def finish() -> str:
+        switch.stop(StopReason.SHUTTING_DOWN)
+        return "done"
+
+    assert await switch.guard(finish()) == "done"
+
+    async def finish_too_late() -> str:
+        switch.stop(StopReason.LEASE_LOST)
+        return "done"
+
+    with pytest.raises(RunStopped):
+        await StopSwitch.guard(switch, finish_too_late())
 
 
 async def test_a_broken_session_renews_all_leases_at_once() -> None:

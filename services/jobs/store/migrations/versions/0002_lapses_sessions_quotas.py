@@ -118,7 +118,10 @@ def _jobs() -> None:
             "ck_jobs_lapsed_has_no_lease": "lapsed_at IS NULL OR (lease_token IS NULL AND cancel_requested_at IS NULL)",
         },
     )
-    for columns in (["user_id", "job_id"], ["lock_until"], ["lapsed_at", "job_id"], ["locked_by"], ["retry_of"]):
+    for columns in (
+        *(["user_id", "job_id"], ["job_type", "job_id"], ["queue", "job_id"]),
+        *(["lock_until"], ["lapsed_at", "job_id"], ["locked_by"], ["retry_of"]),
+    ):
         create_index(op.f(f"ix_jobs_{'_'.join(columns)}"), "jobs", columns, unique=False)
     drop_index(op.f("ix_jobs_lifecycle_status_lock_until"), "jobs")
 
