@@ -120,6 +120,8 @@ def _constraints(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
         yield from _constraints(arguments[0], arguments[1:])
     elif annotation is SecretStr:
         yield "secret"
+    elif origin is dict:
+        yield "JSON"
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         yield ", ".join(f"`{member.value}`" for member in annotation)
     else:
@@ -130,8 +132,8 @@ def _constraints(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
 def _limits(metadata: Sequence[Any]) -> Iterator[str]:
     low = next((_number(item.ge) for item in metadata if isinstance(item, Ge)), None)
     high = next((_number(item.le) for item in metadata if isinstance(item, Le)), None)
-    if low is not None and high is not None:
-        yield f"{low} to {high}"
+    if low is not None:
+        yield f"{low} to {high}" if high is not None else f"{low} or more"
     for item in metadata:
         if isinstance(item, FieldInfo):
             yield from _limits(item.metadata)

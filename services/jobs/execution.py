@@ -16,10 +16,9 @@ from aijobs.failures import Again, treatment
 from aijobs.states import JobState
 from services.jobs import events, lifecycle
 from services.jobs.batches import write_each
-from services.jobs.leasing import sign_of_life
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded, problem_of
-from services.jobs.store import changes, contents, history, outbox
+from services.jobs.store import changes, contents, executors, history, outbox
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change, Kind
 from services.jobs.store.contents import ArtifactRow
@@ -91,7 +90,7 @@ class JobExecution:
         good = [item for item in checked if isinstance(item, Outcome)]
 
         async def work(tx: Transaction, items: Sequence[Outcome]) -> list[Accepted | AijobsError]:
-            await sign_of_life(tx, executor_id)
+            await executors.sign(tx, executor_id)
             return await self._submit(tx, items)
 
         stored = iter(await write_each(self._database, good, work))

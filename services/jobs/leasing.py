@@ -32,7 +32,6 @@ from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change, Kind
 from services.jobs.store.contents import Snapshot
 from services.jobs.store.database import Database, Transaction
-from services.jobs.store.executors import ExecutorRow
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow, Renewal
 from services.jobs.wakeups import Wakeups
@@ -137,7 +136,7 @@ class JobLeasing:
         """
 
         async def work(tx: Transaction, items: Sequence[Extend]) -> list[Extended | AijobsError]:
-            await sign_of_life(tx, executor_id)
+            await executors.sign(tx, executor_id)
             return await self._extend(tx, items)
 
         return await write_each(self._database, batch, work)
@@ -148,7 +147,7 @@ class JobLeasing:
             # It may be the late call of a process that is gone: no sign of life, and no lease that nobody knows of.
             lost = SessionLost(f"executor {holder.executor_id}: session {holder.session_epoch} is not open")
             return [lost] * len(batch)
-        paused = await queues.paused(tx)
+        paused, known = await queues.paused(tx), frozenset(executor.job_types)
         rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
         tokens = await history.tokens(tx, [job.job_id for job in rows.values() if job.attempt or job.dispatch_no > 1])
         snapshots = await contents.snapshots(tx, rows)
@@ -161,7 +160,7 @@ class JobLeasing:
             try:
                 job, snapshot = rows.get(item.job_id), snapshots.get(item.job_id)
                 self._require_fresh(item, job, tokens.get(item.job_id, {}))
-                if job is not None and (waiting := _not_ready(job, paused, executor)) is not None:
+                if job is not None and (waiting := _not_ready(job, paused, known)) is not None:
                     again.setdefault(item.job_id, replace(waiting, lease_token=item.lease_token))
                     raise JobNotReady(f"job {item.job_id}: {waiting.reason}")
                 change = self._grant(holder.executor_id, item, job, granted.get(item.job_id))
@@ -254,22 +253,22 @@ class JobLeasing:
         ]
 
 
-async def sign_of_life(tx: Transaction, executor_id: str) -> None:
-    """Store that an executor was heard of, if that is due: it ends a suspicion (LC-8)."""
-    executor = await executors.get(tx, executor_id)
-    if executor is not None and executor.owes_a_sign:
-        await executors.sign(tx, executor_id)
+def _not_ready(job: JobRow, paused: frozenset[str], known: frozenset[str]) -> Change | None:
+    """Return the change that dispatches a job again which cannot start now; None: it can, or does not wait at all.
 
+    Args:
+        job: the job.
+        paused: queues that are paused.
+        known: job types that the executor can run.
 
-def _not_ready(job: JobRow, paused: frozenset[str], executor: ExecutorRow) -> Change | None:
-    """Return the change that dispatches a job again which cannot start now; None: it can, or does not wait at all."""
+    """
     if not job.waits:
         return None
     if job.queue in paused:
         return lifecycle.dispatch_again(job, reason="queue paused")
     if not job.due:
         return lifecycle.dispatch_again(job, reason="not due")
-    if job.job_type not in executor.job_types:
+    if job.job_type not in known:
         delay = min(UNKNOWN_TYPE_DELAY * 2 ** min(job.dispatch_no - 1, 10), LONGEST_UNKNOWN_TYPE_DELAY)
         return lifecycle.dispatch_again(job, reason="job type unknown to the executor", delay=delay)
     return None

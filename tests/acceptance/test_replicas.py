@@ -284,7 +284,7 @@ async def test_a_lost_message_is_sent_again(engine):
     await engine.until_event(job_id, "published")
     async with await aio_pika.connect(engine.connections.broker_url) as connection:
         queue = await (await connection.channel()).get_queue("ai-interactive")
-        assert (await queue.purge()).message_count >= 1
+        assert (await queue.purge()).message_count
     await engine.jobs.kill()
     quick = engine.process(
         "jobs",

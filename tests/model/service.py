@@ -181,7 +181,7 @@ def _cancel_answer(row: Row) -> CancelAnswer:
 
 
 def _heard(world: World, index: int) -> World:
-    """Note a sign of life of an executor (`leasing.sign_of_life`)."""
+    """Note a sign of life of an executor (`store/executors.sign`)."""
     return world.executor(index, suspected=False) if world.executors[index].suspected else world
 
 

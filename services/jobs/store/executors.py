@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, delete, func, or_, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -84,11 +84,6 @@ class ExecutorRow:
         """True if its session broke and it has given no sign of life since."""
         return self.disconnected_at is not None and self.seen_at <= self.disconnected_at
 
-    @property
-    def owes_a_sign(self) -> bool:
-        """True if a successful call of it is to be stored as a sign of life."""
-        return self.under_suspicion or self.seen_at < self.read_at - SIGN_INTERVAL
-
 
 def _select() -> Select[tuple[object, ...]]:
     columns = (executors.c[field.name] for field in fields(ExecutorRow) if field.name != "read_at")
@@ -146,8 +141,14 @@ async def report(tx: Transaction, executor_id: str, epoch: int, queues: Sequence
 
 
 async def sign(tx: Transaction, executor_id: str) -> None:
-    """Store a sign of life."""
-    await tx.execute(update(executors).where(executors.c.executor_id == executor_id).values(seen_at=now()))
+    """Store a sign of life, if one is due: at most once a second, unless the executor is under suspicion."""
+    due = select(executors.c.executor_id).where(
+        executors.c.executor_id == executor_id,
+        or_(executors.c.seen_at < now_plus(-SIGN_INTERVAL), executors.c.seen_at <= executors.c.disconnected_at),
+    )
+    # Looked at first: most calls find that it is not due, and then lock nothing.
+    if (await tx.execute(due)).scalar_one_or_none() is not None:
+        await tx.execute(update(executors).where(executors.c.executor_id == executor_id).values(seen_at=now()))
 
 
 async def disconnect(tx: Transaction, executor_id: str, epoch: int) -> bool:
