@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -139,35 +139,43 @@ class ExecutorSession:
         self._call = call = self._client.open_session(self._messages(over))
         try:
             async with asyncio.timeout(WELCOME_WITHIN.total_seconds()):
-                first = await call.read()
-            if not isinstance(first, lifecycle_service_pb2.OpenSessionResponse):
+                first = await self._next(call, over)
+            if first is None:
                 raise Unreachable("", "the session was not welcomed")
             self._epoch = first.welcome.epoch
             self.open.set()
             on_open()
             log.info("session open", epoch=self._epoch)
-            while isinstance(command := await call.read(), lifecycle_service_pb2.OpenSessionResponse):
+            while (command := await self._next(call, over)) is not None:
                 self._obey(command)
         except TimeoutError:
             raise Unreachable("", "the session was not welcomed in time") from None
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
-        except asyncio.CancelledError:
-            # Either we are told to end, or the call was cancelled because the session is lost.
-            if (task := asyncio.current_task()) is None or task.cancelling() or not call.cancelled():
-                await self._say_goodbye(call, over)
-                raise
         finally:
             over.set()
             call.cancel()
 
     @staticmethod
-    async def _say_goodbye(call: SessionCall, over: asyncio.Event) -> None:
-        """End our side of the stream, so that nobody suspects us, and wait a little for the other side to do so too."""
-        over.set()
-        with suppress(TimeoutError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(GOODBYE_WITHIN.total_seconds()):
-                await call.code()
+    async def _next(call: SessionCall, over: asyncio.Event) -> lifecycle_service_pb2.OpenSessionResponse | None:
+        """Read the next message; None if the stream is over. When cancelled, say goodbye first.
+
+        Read in a task of its own, because gRPC cancels a whole call when a read of it is cancelled, and then nobody
+        hears the goodbye: the end of our side of the stream.
+        """
+        reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
+        try:
+            await asyncio.wait({reading})
+        except asyncio.CancelledError:
+            over.set()
+            await asyncio.wait({reading}, timeout=GOODBYE_WITHIN.total_seconds())
+            reading.cancel()
+            reading.add_done_callback(_retrieve)
+            raise
+        if reading.cancelled():  # the session is lost, and `lost` has cancelled the call
+            return None
+        message = reading.result()
+        return message if isinstance(message, lifecycle_service_pb2.OpenSessionResponse) else None
 
     async def _messages(self, over: asyncio.Event) -> AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]:
         """Say hello, then report how busy we are, until the session is over."""
@@ -215,3 +223,8 @@ class ExecutorSession:
         if self.open.is_set():
             self.open.clear()
             self._heartbeats.renew_now()
+
+
+def _retrieve(reading: asyncio.Future[Any]) -> None:
+    if not reading.cancelled():
+        reading.exception()

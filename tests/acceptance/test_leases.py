@@ -120,6 +120,9 @@ async def test_an_executor_that_ends_gives_back_the_runs_that_take_longer(engine
     assert asyncio.get_running_loop().time() - begun < 5
     await stopping
     assert await leaving.wait() == 0
+    # It said goodbye, so nobody suspected it.
+    await engine.until_logged(engine.jobs, "executor left")
+    assert lines_with(engine.jobs.log, "executor disconnected")[1:] == []
     for job_id in job_ids:
         job = await engine.ended(job_id)
         assert (job.state, job.retry_count, job.takeover_count) == (job_pb2.JOB_STATE_SUCCEEDED, 0, 0)
