@@ -80,13 +80,15 @@ class JobLapsing:
         return await self._lapse_expired(self._grace)
 
     async def lapse_every_lease(self) -> int:
-        """Lapse all leases, for an engine whose only executor has just been started; returns how many.
+        """Lapse all leases and forget all executors, for an engine that has yet to start its only one; returns how many.
 
         Raises:
             Unavailable: the database cannot be reached.
 
         """
-        return await self._lapse_expired(None)
+        lapsed = await self._lapse_expired(None)
+        await self._database.write(executors.remove_all)
+        return lapsed
 
     async def lapse_session(self, tx: Transaction, executor_id: str) -> None:
         """Lapse every lease of an executor, whose row the transaction holds."""

@@ -190,6 +190,7 @@ async def test_only_a_present_lease_is_in_the_way_of_a_takeover(jobs: Jobs) -> N
 async def test_starting_anew_lapses_every_lease(jobs: Jobs) -> None:
     leases = [await jobs.running() for _ in range(3)]
     assert await jobs.lapsing.lapse_every_lease() == 3
+    assert await jobs.operating.executors() == []
     assert [isinstance(await jobs.submit(lease, success()), LeaseLost) for lease in leases] == [True] * 3
 
 

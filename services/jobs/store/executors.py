@@ -179,6 +179,11 @@ async def remove(tx: Transaction, executor_id: str) -> None:
     await tx.execute(delete(executors).where(executors.c.executor_id == executor_id))
 
 
+async def remove_all(tx: Transaction) -> None:
+    """Delete all executors."""
+    await tx.execute(delete(executors))
+
+
 async def request_drain(tx: Transaction, executor_id: str) -> None:
     """Note that an operator wants the executor to take no more jobs."""
     await tx.execute(
