@@ -80,7 +80,9 @@ class JobLapsing:
         return await self._lapse_expired(self._grace)
 
     async def lapse_every_lease(self) -> int:
-        """Lapse all leases and forget all executors, for an engine that has yet to start its only one; returns how many.
+        """Lapse all leases and forget all executors, for an engine that has yet to start its only one.
+
+        Returns how many leases that were.
 
         Raises:
             Unavailable: the database cannot be reached.
