@@ -192,51 +192,48 @@ async def test_every_hot_statement_uses_an_index_and_sorts_nothing(big, count: i
     assert await bad_plans(jobs.database, statements) == []
 
 
-async def costs(jobs: Jobs) -> dict[str, float]:
-    """Measure in milliseconds, each a median of many."""
-
-    async def claim() -> None:
-        await jobs.claim(limit=10)
-
-    async def reap() -> None:
-        await jobs.database.read(lambda tx: job_store.expired_leases(tx, grace=timedelta(seconds=30), limit=100))
-
-    async def waiting() -> None:
-        await jobs.database.read(
+def uses(jobs: Jobs) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """Name what is measured."""
+    found: dict[str, Callable[[], Awaitable[Any]]] = {
+        "claim": lambda: jobs.claim(limit=10),
+        "reap": lambda: jobs.database.read(
+            lambda tx: job_store.expired_leases(tx, grace=timedelta(seconds=30), limit=100)
+        ),
+        "waiting": lambda: jobs.database.read(
             lambda tx: job_store.queued(tx, queue="ai-interactive", after=None, limit=100, since=timedelta(0))
-        )
-
-    measured = {}
-    uses: dict[str, Callable[[], Awaitable[Any]]] = {"claim": claim, "reap": reap, "waiting": waiting}
+        ),
+    }
     for number, wanted in enumerate(LISTS):
-        uses[f"list {number}"] = partial(jobs.queries.page, BACKEND, wanted, size=50, token="")
-    for name, use in uses.items():
-        times = []
-        for _ in range(40):
-            started = time.perf_counter()
-            await use()
-            times.append((time.perf_counter() - started) * 1000)
-        measured[name] = statistics.median(times)
-    return measured
+        found[f"list {number}"] = partial(jobs.queries.page, BACKEND, wanted, size=50, token="")
+    return found
+
+
+async def milliseconds(use: Callable[[], Awaitable[Any]]) -> float:
+    started = time.perf_counter()
+    await use()
+    return (time.perf_counter() - started) * 1000
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_a_million_jobs_cost_no_more_than_ten_thousand(mariadb_address, capsys) -> None:
-    measured = {}
-    for count in (10_000, 1_000_000):
-        name = f"test_{uuid4().hex}"
+    """Medians of turns taken by both, so that whatever else the machine does befalls both."""
+    names = [f"test_{uuid4().hex}" for _ in range(2)]
+    databases = []
+    for name, count in zip(names, (10_000, 1_000_000), strict=True):
         url = await mariadb_address.create_database(name)
         await upgrade_with(url)
-        database = Database(url)
-        try:
-            await fill(database, count)
-            measured[count] = await costs(Jobs(database))
-        finally:
-            await database.close()
-            await mariadb_address.drop_database(name)
-    few, many = measured[10_000], measured[1_000_000]
+        databases.append(Database(url))
+        await fill(databases[-1], count)
+    measured: dict[str, tuple[float, float]] = {}
+    few, many = (uses(Jobs(database)) for database in databases)
+    for what in few:
+        times = [(await milliseconds(few[what]), await milliseconds(many[what])) for _ in range(45)][5:]
+        measured[what] = (statistics.median(pair[0] for pair in times), statistics.median(pair[1] for pair in times))
+    for name, database in zip(names, databases, strict=True):
+        await database.close()
+        await mariadb_address.drop_database(name)
     with capsys.disabled():
-        for name in few:
-            sys.stdout.write(f"\n{name}: {few[name]:.2f} ms at 10,000 jobs, {many[name]:.2f} ms at 1,000,000")
-    assert {name: (few[name], many[name]) for name in few if many[name] > 2 * few[name]} == {}
+        for what, (small, large) in measured.items():
+            sys.stdout.write(f"\n{what}: {small:.2f} ms at 10,000 jobs, {large:.2f} ms at 1,000,000")
+    assert {what: pair for what, pair in measured.items() if pair[1] > 2 * pair[0]} == {}

@@ -39,8 +39,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     # How long to wait for a connection, and between tries: a restarted service is found again within seconds.
     ("grpc.min_reconnect_backoff_ms", 3_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
+    # An executor whose session breaks has a second to come back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
     # Services are neighbours; a proxy for the web between them only breaks things.
     ("grpc.enable_http_proxy", 0),
 ]
