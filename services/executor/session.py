@@ -161,7 +161,7 @@ class ExecutorSession:
         """Read the next message; None if the stream is over. When cancelled, say goodbye first.
 
         Read in a task of its own, because gRPC cancels a whole call when a read of it is cancelled, and then nobody
-        hears the goodbye: the end of our side of the stream.
+        hears the goodbye.
         """
         reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
         try:
@@ -178,13 +178,15 @@ class ExecutorSession:
         return message if isinstance(message, lifecycle_service_pb2.OpenSessionResponse) else None
 
     async def _messages(self, over: asyncio.Event) -> AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]:
-        """Say hello, then report how busy we are, until the session is over."""
+        """Say hello, then report how busy we are, and goodbye when the session is over."""
         yield self._hello()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPORT_INTERVAL.total_seconds()):
                     await over.wait()
             if over.is_set():
+                # Heard only if the stream is not broken.
+                yield lifecycle_service_pb2.OpenSessionRequest(goodbye=lifecycle_service_pb2.SessionGoodbye())
                 return
             status = lifecycle_service_pb2.SessionStatus(queues=self._loads())
             yield lifecycle_service_pb2.OpenSessionRequest(status=status)

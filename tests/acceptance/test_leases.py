@@ -68,7 +68,7 @@ async def test_a_killed_executors_run_starts_elsewhere_within_seconds(engine):
     """Case L5: the session breaks with the process, and nobody waits for the lease."""
     await engine.executor.kill()
     victim = await engine.add("executor")
-    job_id = await running(engine, sleep_ms=4_000)
+    job_id = await running(engine, sleep_ms=10_000)
     await engine.executor.start()
     await victim.kill()
     killed_at = asyncio.get_running_loop().time()
@@ -111,7 +111,7 @@ async def test_an_executor_that_ends_gives_back_the_runs_that_take_longer(engine
     """Case L6: SIGTERM, a drain time shorter than the run; it starts elsewhere within 5 s and costs no retry."""
     await engine.executor.kill()
     leaving = await engine.add("executor", AIJOBS_DRAIN_SECONDS="0.3")
-    job_ids = [await running(engine, sleep_ms=4_000) for _ in range(2)]
+    job_ids = [await running(engine, sleep_ms=10_000) for _ in range(2)]
     await engine.executor.start()
     begun = asyncio.get_running_loop().time()
     stopping = asyncio.create_task(leaving.stop())

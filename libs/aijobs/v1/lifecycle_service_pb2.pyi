@@ -154,6 +154,23 @@ class SessionStatus(_message.Message):
 Global___SessionStatus: _TypeAlias = SessionStatus  # noqa: Y015
 
 @_typing.final
+class SessionGoodbye(_message.Message):
+    """SessionGoodbye says that the process ends: it runs nothing any more, and nobody needs to suspect it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionGoodbye: _TypeAlias = SessionGoodbye  # noqa: Y015
+
+@_typing.final
 class OpenSessionRequest(_message.Message):
     """OpenSessionRequest is one message of an executor."""
 
@@ -161,6 +178,7 @@ class OpenSessionRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    GOODBYE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SessionHello:
         """First, and once."""
@@ -169,17 +187,22 @@ class OpenSessionRequest(_message.Message):
     def status(self) -> Global___SessionStatus:
         """Afterwards."""
 
+    @_builtins.property
+    def goodbye(self) -> Global___SessionGoodbye:
+        """Last, from a process that ends. A stream that ends without it is a broken one."""
+
     def __init__(
         self,
         *,
         hello: Global___SessionHello | None = ...,
         status: Global___SessionStatus | None = ...,
+        goodbye: Global___SessionGoodbye | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "hello", b"hello", "message", b"message", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status", "goodbye"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -71,9 +71,9 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
             )
             async for command in _until_done(session.commands, reports):
                 yield _command(command)
-            # It has ended its side in good order: a goodbye.
-            await self._sessions.leave(session)
-            left = True
+            if reports.result():
+                await self._sessions.leave(session)
+                left = True
         finally:
             reports.cancel()
             reports.add_done_callback(_retrieve)
@@ -82,8 +82,14 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
 
     async def _take_reports(
         self, session: Session, requests: AsyncIterator[lifecycle_service_pb2.OpenSessionRequest]
-    ) -> None:
+    ) -> bool:
+        """Take reports until the stream ends; True if its last word was a goodbye.
+
+        The end alone says nothing: that of a connection that broke looks the same.
+        """
         async for request in requests:
+            if request.WhichOneof("message") == "goodbye":
+                return True
             if request.WhichOneof("message") != "status":
                 raise InvalidInput.field("status", "missing: after the hello come reports")
             try:
@@ -91,6 +97,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
             except Unavailable:
                 # The next one will do.
                 log.warning("executor's report not stored: the database cannot be reached")
+        return False
 
     async def LockJobs(
         self, request: lifecycle_service_pb2.LockJobsRequest, context: Context
@@ -150,7 +157,7 @@ class LifecycleServicer(lifecycle_service_pb2_grpc.LifecycleServiceServicer):
         return lifecycle_service_pb2.SubmitOutcomesResponse(results=results)
 
 
-async def _until_done(commands: asyncio.Queue[Command], reports: asyncio.Task[None]) -> AsyncIterator[Command]:
+async def _until_done(commands: asyncio.Queue[Command], reports: asyncio.Task[bool]) -> AsyncIterator[Command]:
     """Yield commands until the executor has ended its side of the stream.
 
     Raises:
@@ -169,7 +176,7 @@ async def _until_done(commands: asyncio.Queue[Command], reports: asyncio.Task[No
             command.cancel()
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve(task: asyncio.Task[bool]) -> None:
     if not task.cancelled():
         task.exception()
 
