@@ -18,17 +18,6 @@ class JobState(StrEnum):
         return self in TERMINAL_STATES
 
 
-#: What clients of the old application call the states (LC-12). The database derives the words by itself.
-LEGACY_WORDS = {
-    "pending": JobState.QUEUED,
-    "processing": JobState.RUNNING,
-    "completed": JobState.SUCCEEDED,
-    "failed": JobState.FAILED,
-    "cancelled": JobState.CANCELLED,
-    # Only read: to an old client, a job that is asked to stop is cancelled.
-    "cancel_requested": JobState.CANCELLED,
-}
-
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 #: Everything that is not in here is illegal. A taken-over run stays `running` (ruling 1), so it is no change.

@@ -1,4 +1,7 @@
-"""The jobs service's LifecycleService as the executor calls it: protobuf messages end here."""
+"""The jobs service's LifecycleService as the executor calls it.
+
+Protobuf messages end here; those of a session end in `session.py`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

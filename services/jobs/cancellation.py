@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aijobs import canonical
-from aijobs.errors import AijobsError, JobAlreadyCancelled, JobNotCancellable, RequestIdReused
+from aijobs.errors import AijobsError, JobAlreadyCancelled, JobNotCancellable
 from aijobs.states import JobState
-from services.jobs import events, lifecycle
+from services.jobs import lifecycle, transitions
 from services.jobs.batches import write_each
 from services.jobs.queries import Viewer, visible
-from services.jobs.store import changes, outbox, requests
 from services.jobs.store import jobs as job_store
+from services.jobs.store import requests
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
@@ -83,12 +83,10 @@ class JobCancellation:
         )
         key = requests.RequestKey(viewer.caller, job.user_id, METHOD, request.request_id)
         fingerprint = canonical.digest(canonical.dump([request.job_id, request.reason]))
-        answered = (await requests.find(tx, [key])).get(key)
+        answered = await requests.recall(tx, key, fingerprint)
         if answered is not None:
-            if answered.fingerprint != fingerprint:
-                raise RequestIdReused
             return CancelAnswer(outcome=CancelOutcome(json.loads(answered.answer_json)["outcome"]), job=job)
-        outcome = await self._change(tx, job, f"caller:{viewer.caller}", request.reason)
+        answer = await self._change(tx, job, f"caller:{viewer.caller}", request.reason)
         await requests.remember(
             tx,
             [
@@ -96,28 +94,25 @@ class JobCancellation:
                     key=key,
                     fingerprint=fingerprint,
                     job_id=job.job_id,
-                    answer_json=json.dumps({"outcome": outcome}),
+                    answer_json=json.dumps({"outcome": answer.outcome}),
                 )
             ],
         )
-        return CancelAnswer(outcome=outcome, job=(await job_store.get(tx, [job.job_id]))[job.job_id])
+        return answer
 
-    async def _change(self, tx: Transaction, job: JobRow, actor: str, reason: str) -> CancelOutcome:
+    async def _change(self, tx: Transaction, job: JobRow, actor: str, reason: str) -> CancelAnswer:
         if job.lifecycle_status == JobState.CANCELLED:
             raise JobAlreadyCancelled(job.job_id)
         if job.lifecycle_status.terminal:
             raise JobNotCancellable(f"job {job.job_id} has {job.lifecycle_status} already")
         if not job.cancellable:
             raise JobNotCancellable(f"jobs of type {job.job_type} cannot be cancelled")
-        if not job.waits:
-            if job.cancel_requested_at is None:
-                await changes.apply(tx, [lifecycle.note_cancel_requested(job, actor=actor, reason=reason)])
-                tx.after_commit(lambda: self._wakeups.jobs_changed([job.job_id]))
-                tx.after_commit(self._wakeups.commands.give)
-            return CancelOutcome.REQUESTED
-        await changes.apply(tx, [lifecycle.cancel_waiting(job, actor=actor, reason=reason)])
-        after = (await job_store.get(tx, [job.job_id]))[job.job_id]
-        await outbox.append(tx, [events.of_end(after)])
-        tx.after_commit(lambda: self._wakeups.jobs_changed([job.job_id]))
-        tx.after_commit(self._wakeups.events.give)
-        return CancelOutcome.CANCELLED
+        if job.cancel_requested_at is not None:
+            return CancelAnswer(outcome=CancelOutcome.REQUESTED, job=job)
+        if job.waits:
+            outcome, change = CancelOutcome.CANCELLED, lifecycle.cancel_waiting(job, actor=actor, reason=reason)
+        else:
+            outcome, change = CancelOutcome.REQUESTED, lifecycle.note_cancel_requested(job, actor=actor, reason=reason)
+            tx.after_commit(self._wakeups.commands.give)
+        rows = await transitions.carry_out(tx, self._wakeups, [change])
+        return CancelAnswer(outcome=outcome, job=rows[job.job_id])

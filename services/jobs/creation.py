@@ -16,12 +16,13 @@ from uuid_utils import uuid7
 from aijobs import canonical, metrics
 from aijobs.errors import AijobsError, IdempotencyKeyReused, PlatformUnavailable, RequestIdReused
 from aijobs.registry import Registry
-from services.jobs import events
+from services.jobs import transitions
 from services.jobs.admission import Admitted, NewJob, admit
 from services.jobs.batches import write_each
 from services.jobs.quotas import Quotas
-from services.jobs.store import changes, contents, outbox, platform, requests, users
 from services.jobs.store import jobs as job_store
+from services.jobs.store import platform, requests, users
+from services.jobs.store.contents import Snapshot
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
@@ -146,12 +147,15 @@ class JobCreation:
                     by_key[item.idempotency] = (plan.job_id, item.fingerprint)
             answered[item.request_key] = _remembered(item, plan)
             fresh.append(answered[item.request_key])
-        await self._insert(tx, new)
+        rows = await transitions.begin(
+            tx, self._wakeups, [_job(*one) for one in new], actor=f"caller:{batch[0].caller}"
+        )
         await book.write(tx)
         await requests.remember(tx, fresh)
         tx.after_commit(lambda: _count_differing(differing))
-        rows = await job_store.get(tx, (plan.job_id for plan in plans if isinstance(plan, _Plan)))
-        await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id, _ in new])
+        earlier = {plan.job_id for plan in plans if isinstance(plan, _Plan)} - rows.keys()
+        if earlier:
+            rows |= await job_store.get(tx, earlier)
         return [
             Created(job=rows[plan.job_id], deduplicated=plan.deduplicated, request_differs=plan.differs)
             if isinstance(plan, _Plan)
@@ -159,28 +163,10 @@ class JobCreation:
             for plan in plans
         ]
 
-    async def _insert(self, tx: Transaction, new: Sequence[tuple[str, _Create]]) -> None:
-        if not new:
-            return
-        rows = [_row(job_id, item) for job_id, item in new]
-        await changes.insert_queued(tx, rows, actor=f"caller:{new[0][1].caller}")
-        await contents.insert_snapshots(
-            tx,
-            [
-                {
-                    "job_id": job_id,
-                    "schema_version": item.admitted.definition.input.version,
-                    "content_json": item.admitted.snapshot_json,
-                }
-                for job_id, item in new
-            ],
-        )
-        tx.after_commit(self._wakeups.events.give)
 
-
-def _row(job_id: str, item: _Create) -> dict[str, Any]:
+def _job(job_id: str, item: _Create) -> tuple[dict[str, Any], Snapshot]:
     request, definition = item.request, item.admitted.definition
-    return {
+    row = {
         "job_id": job_id,
         "job_type": request.job_type,
         "user_id": request.user_id,
@@ -200,6 +186,7 @@ def _row(job_id: str, item: _Create) -> dict[str, Any]:
         "due_at": request.run_at,
         "root_job_id": job_id,
     }
+    return row, Snapshot(schema_version=definition.input.version, content_json=item.admitted.snapshot_json)
 
 
 def _asks_for_another_job(plan: _Plan | AijobsError) -> bool:

@@ -33,10 +33,10 @@ END_EVENTS = {
 }
 
 
-def enqueue(job: JobRow) -> NewEvent:
+def _enqueue(job: JobRow) -> NewEvent:
     """Build the event that makes an executor run the job. Its payload is exactly these four fields (OB-1).
 
-    The row is the one after the change: its dispatch number names the event, and the event waits until the job is due.
+    The row's dispatch number names the event, and the event waits until the job is due.
     """
     payload = {"jobId": job.job_id, "jobType": job.job_type, "queueName": job.queue, "priority": job.priority}
     event = _event(EventType.ENQUEUE, job.job_id, job.dispatch_no, payload, str(uuid7()))
@@ -48,18 +48,18 @@ def dispatch_key(job_id: str, dispatch_no: int) -> str:
     return f"{EventType.ENQUEUE}:{job_id}:{dispatch_no}"
 
 
-def of_change(job: JobRow) -> NewEvent | None:
-    """Build the event that a change calls for: the end of a job is told, and a job that waits is dispatched.
+def of(job: JobRow) -> NewEvent | None:
+    """Build the event that a change calls for, from the row after it.
 
-    The row is the one after the change, which was none of those that leave a job leased.
+    An end is told, a job that waits is dispatched, and of one that is leased nobody has to hear.
     """
     if job.lifecycle_status.terminal:
-        return of_end(job)
-    return enqueue(job) if job.waits else None
+        return _of_end(job)
+    return _enqueue(job) if job.waits else None
 
 
-def of_end(job: JobRow) -> NewEvent:
-    """Build the event that tells other backends that a job has ended (OB-8). The row is the one after the change."""
+def _of_end(job: JobRow) -> NewEvent:
+    """Build the event that tells other backends that a job has ended (OB-8)."""
     event_id = str(uuid7())
     payload = {
         "eventId": event_id,

@@ -14,11 +14,11 @@ from datetime import timedelta
 from aijobs.errors import AijobsError, JobNotFound, LeaseLost, NotAttempted
 from aijobs.failures import Again, treatment
 from aijobs.states import JobState
-from services.jobs import events, lifecycle
+from services.jobs import lifecycle, transitions
 from services.jobs.batches import write_each
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded, problem_of
-from services.jobs.store import changes, contents, executors, history, outbox
+from services.jobs.store import contents, executors, history
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change, Kind
 from services.jobs.store.contents import ArtifactRow
@@ -122,10 +122,8 @@ class JobExecution:
                     reports[job.job_id] = item
                     if isinstance(item.report, Succeeded):
                         artifacts += item.report.artifacts
-        await self._apply(tx, list(planned.values()))
+        rows |= await transitions.carry_out(tx, self._wakeups, list(planned.values()))
         await contents.insert_artifacts(tx, artifacts)
-        rows = await job_store.get(tx, planned)
-        await outbox.append(tx, [event for job_id in planned if (event := events.of_change(rows[job_id]))])
         return [
             result
             if result is not None
@@ -191,19 +189,12 @@ class JobExecution:
             return LeaseLost(f"job {job.job_id}: already reported with another output")
         if earlier.kind == Kind.EXECUTION_FAILED and not lifecycle.holds(job, item.lease):
             # Counted then, but the run is no longer the caller's to go on with (LC-5).
-            return LeaseLost(f"job {job.job_id}: attempt {item.lease.attempt} no longer holds the lease")
+            return lifecycle.lost(item.lease)
         since = sum(
             entry.job_id == job.job_id and entry.kind == Kind.EXECUTION_FAILED and entry.sequence > earlier.sequence
             for entry in past
         )
         return Accepted(job=job, backoff=_backoff(job, item, retries=job.retry_count - since))
-
-    async def _apply(self, tx: Transaction, planned: Sequence[Change]) -> None:
-        await changes.apply(tx, planned)
-        if planned:
-            job_ids = [change.job_id for change in planned]
-            tx.after_commit(lambda: self._wakeups.jobs_changed(job_ids))
-            tx.after_commit(self._wakeups.events.give)
 
 
 REPORT_KINDS: Mapping[type, frozenset[Kind]] = {

@@ -16,10 +16,9 @@ import structlog
 
 from aijobs import metrics
 from aijobs.errors import AijobsError, Unavailable
-from aijobs.states import JobState
-from services.jobs import events, lifecycle
+from services.jobs import lifecycle, transitions
 from services.jobs.batches import write_each
-from services.jobs.store import changes, executors, outbox
+from services.jobs.store import executors
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change
 from services.jobs.store.database import Database, Transaction
@@ -95,7 +94,7 @@ class JobLapsing:
     async def lapse_session(self, tx: Transaction, executor_id: str) -> None:
         """Lapse every lease of an executor, whose row the transaction holds."""
         rows = await job_store.get(tx, await executors.held_jobs(tx, executor_id), lock=True)
-        await self._lapse(tx, [job for job in rows.values() if _leased(job)], "session lost")
+        await self._lapse(tx, [job for job in rows.values() if job.leased], "session lost")
 
     async def _lapse_expired(self, grace: timedelta | None) -> int:
         total, passed_over = 0, 0
@@ -115,20 +114,14 @@ class JobLapsing:
     ) -> list[bool | AijobsError]:
         """Judge again on the locked rows: a heartbeat or a report may have come in between."""
         rows = await job_store.get(tx, job_ids, lock=True)
-        expired = {job.job_id: job for job in rows.values() if _leased(job) and _expired(job, grace)}
+        expired = {job.job_id: job for job in rows.values() if job.leased and _expired(job, grace)}
         await self._lapse(tx, list(expired.values()), "lease expired" if grace is not None else "engine restarted")
         return [job_id in expired for job_id in job_ids]
 
     async def _lapse(self, tx: Transaction, held: Sequence[JobRow], reason: str) -> None:
         planned = [lifecycle.lapse(job, reason=reason, most_takeovers=self._most_takeovers) for job in held]
-        await changes.apply(tx, planned)
-        ids = [change.job_id for change in planned]
-        rows = await job_store.get(tx, ids)
-        await outbox.append(tx, [event for job_id in ids if (event := events.of_change(rows[job_id]))])
-        if planned:
-            tx.after_commit(lambda: _tell(planned, reason))
-            tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
-            tx.after_commit(self._wakeups.events.give)
+        await transitions.carry_out(tx, self._wakeups, planned)
+        tx.after_commit(lambda: _tell(planned, reason))
 
 
 def _tell(planned: Sequence[Change], reason: str) -> None:
@@ -141,7 +134,3 @@ def _tell(planned: Sequence[Change], reason: str) -> None:
 
 def _expired(job: JobRow, grace: timedelta | None) -> bool:
     return grace is None or (job.lock_until is not None and job.lock_until < job.read_at - grace)
-
-
-def _leased(job: JobRow) -> bool:
-    return job.lifecycle_status == JobState.RUNNING and job.lapsed_at is None

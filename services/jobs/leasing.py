@@ -19,15 +19,14 @@ from aijobs.errors import (
     JobNotFound,
     JobNotReady,
     LeaseConflict,
-    LeaseLost,
     NotAttempted,
     SessionLost,
 )
 from aijobs.states import JobState
-from services.jobs import events, lifecycle
+from services.jobs import lifecycle, transitions
 from services.jobs.batches import write_each
 from services.jobs.lifecycle import Lease
-from services.jobs.store import changes, contents, executors, history, outbox, queues
+from services.jobs.store import changes, contents, executors, history, queues
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change, Kind
 from services.jobs.store.contents import Snapshot
@@ -174,13 +173,7 @@ class JobLeasing:
                     granted[item.job_id] = change
             except AijobsError as error:
                 refusals[index] = error
-        await changes.apply(tx, [*granted.values(), *again.values()])
-        tx.after_commit(lambda: self._wakeups.jobs_changed([*granted, *again]))
-        answered = [item.job_id for index, item in enumerate(batch) if index not in refusals]
-        rows = await job_store.get(tx, [*answered, *again])
-        if again:
-            await outbox.append(tx, [events.enqueue(rows[job_id]) for job_id in again])
-            tx.after_commit(self._wakeups.events.give)
+        rows |= await transitions.carry_out(tx, self._wakeups, [*granted.values(), *again.values()])
         return [
             refusals[index]
             if index in refusals
@@ -248,7 +241,7 @@ class JobLeasing:
                 cancel_requested=rows[item.lease.job_id].cancel_requested_at is not None,
             )
             if _held(rows, item.lease)
-            else LeaseLost(f"job {item.lease.job_id}: attempt {item.lease.attempt} no longer holds the lease")
+            else lifecycle.lost(item.lease)
             for item in batch
         ]
 

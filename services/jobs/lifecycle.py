@@ -60,7 +60,7 @@ def lock(job: JobRow, lease_token: str, executor_id: str, span: timedelta) -> Ch
         IllegalTransition: the job has ended.
 
     """
-    if job.lifecycle_status == JobState.RUNNING and job.lapsed_at is None:
+    if job.leased:
         raise LeaseConflict(f"job {job.job_id} is leased")
     _require_waiting(job, JobState.RUNNING)
     return Change(
@@ -185,7 +185,7 @@ def lapse(job: JobRow, *, reason: str, most_takeovers: int) -> Change:
         IllegalTransition: nobody holds a lease of the job.
 
     """
-    if job.lifecycle_status != JobState.RUNNING or job.lapsed_at is not None:
+    if not job.leased:
         raise IllegalTransition(f"job {job.job_id}: no lease to lapse while {job.lifecycle_status}")
     if job.cancel_requested_at is not None:
         kind, to_state, values = Kind.CANCELLED, JobState.CANCELLED, THE_END
@@ -283,12 +283,12 @@ def note_cancel_requested(job: JobRow, *, actor: str, reason: str) -> Change:
 
 def holds(job: JobRow, lease: Lease) -> bool:
     """Tell whether a lease is the present one of its job."""
-    return (
-        job.lifecycle_status == JobState.RUNNING
-        and job.lapsed_at is None
-        and job.attempt == lease.attempt
-        and job.lease_token == lease.lease_token
-    )
+    return job.leased and (job.attempt, job.lease_token) == (lease.attempt, lease.lease_token)
+
+
+def lost(lease: Lease) -> LeaseLost:
+    """Refuse a call with a lease that is not the present one (LC-5)."""
+    return LeaseLost(f"job {lease.job_id}: attempt {lease.attempt} no longer holds the lease")
 
 
 def _lapsed(job: JobRow) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _require_waiting(job: JobRow, wanted: JobState) -> None:
 
 def _require_lease(job: JobRow, lease: Lease) -> None:
     if not holds(job, lease):
-        raise LeaseLost(f"job {job.job_id}: attempt {lease.attempt} no longer holds the lease")
+        raise lost(lease)
 
 
 def _require_no_cancel(job: JobRow, lease: Lease) -> None:

@@ -17,7 +17,6 @@ from services.jobs.wakeups import Wakeups
 
 #: How long an executor is listed after it was last seen.
 LISTED_FOR = timedelta(days=1)
-MOST_EXECUTORS = 1000
 log = structlog.get_logger()
 
 
@@ -93,7 +92,7 @@ class Operating:
         """
 
         async def work(tx: Transaction) -> Sequence[ExecutorStatus]:
-            return await _with_counts(tx, await executors.latest(tx, within=LISTED_FOR, limit=MOST_EXECUTORS))
+            return await _with_counts(tx, await executors.latest(tx, within=LISTED_FOR))
 
         return await self._database.read(work)
 

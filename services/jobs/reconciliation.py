@@ -12,7 +12,6 @@ What was read is judged again on the locked row before it is written, so the swe
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -20,9 +19,9 @@ import structlog
 
 from aijobs import metrics
 from aijobs.errors import AijobsError, Unavailable
-from services.jobs import events, lifecycle
+from services.jobs import events, lifecycle, transitions
 from services.jobs.batches import write_each
-from services.jobs.store import changes, executors, outbox, queues
+from services.jobs.store import executors, outbox, queues
 from services.jobs.store import jobs as job_store
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
@@ -33,7 +32,6 @@ from services.jobs.wakeups import Wakeups
 CHUNK = 100
 #: Older reports of executors say nothing about now.
 FRESH_REPORT = timedelta(seconds=15)
-MOST_EXECUTORS = 1000
 #: On its way without our help: the outbox sends it, or releases the claim of a dispatcher that is gone.
 ON_ITS_WAY = (EventStatus.SCHEDULED, EventStatus.PENDING, EventStatus.PROCESSING)
 DISPATCHED_AGAIN = metrics.counter("messages_lost", "Jobs that were dispatched again because their message was lost")
@@ -77,7 +75,7 @@ class Reconciliation:
         """
         total = 0
         for queue, idle_at in (await self._database.read(self._idle_queues)).items():
-            total += await self._sweep_queue(queue, _SentBefore(idle_at - self._patience))
+            total += await self._sweep_queue(queue, idle_at - self._patience)
         return total
 
     async def dispatch_all_again(self) -> int:
@@ -93,7 +91,7 @@ class Reconciliation:
         """Return the queues that an executor has waited on for longer than our patience, and when it last said so."""
         paused = await queues.paused(tx)
         idle: dict[str, datetime] = {}
-        for executor in await executors.latest(tx, within=FRESH_REPORT, limit=MOST_EXECUTORS):
+        for executor in await executors.latest(tx, within=FRESH_REPORT):
             if executor.read_at - executor.reported_at > FRESH_REPORT:
                 continue
             if executor.disconnected_at is not None or executor.drain_requested_at is not None:
@@ -103,17 +101,18 @@ class Reconciliation:
                     idle[load.queue] = max(executor.reported_at, idle.get(load.queue, executor.reported_at))
         return idle
 
-    async def _sweep_queue(self, queue: str, sent: "_SentBefore | None") -> int:
-        """Go through the waiting jobs of a queue; None: whatever was sent is lost, however short a time ago."""
+    async def _sweep_queue(self, queue: str, sent_before: datetime | None) -> int:
+        """Go through the waiting jobs of a queue. What was sent before that moment is lost; None: whatever was sent."""
         total, dead = 0, 0
-        since = self._patience if sent else timedelta(0)
+        since = self._patience if sent_before else timedelta(0)
         for look in (job_store.queued, job_store.lapsed):
             last: JobRow | None = None
             while True:
                 page = partial(look, queue=queue, after=last, limit=CHUNK, since=since)
-                found, lost, dead_here = await self._database.read(partial(_judge, page=page, sent=sent))
+                found, lost, dead_here = await self._database.read(partial(_judge, page=page, sent_before=sent_before))
                 dead += dead_here
-                results = await write_each(self._database, lost, partial(self._dispatch_again, expected=sent is None))
+                work = partial(self._dispatch_again, expected=sent_before is None)
+                results = await write_each(self._database, lost, work)
                 total += sum(result is True for result in results)
                 if len(found) < CHUNK:
                     break
@@ -133,26 +132,14 @@ class Reconciliation:
             for job in lost
             if rows[job.job_id].waits and rows[job.job_id].dispatch_no == job.dispatch_no
         ]
-        await changes.apply(tx, planned)
-        ids = [change.job_id for change in planned]
-        after = await job_store.get(tx, ids)
-        await outbox.append(tx, [events.enqueue(after[job_id]) for job_id in ids])
-        if ids:
-            tx.after_commit(lambda: _tell(ids, expected=expected))
-            tx.after_commit(lambda: self._wakeups.jobs_changed(ids))
-            tx.after_commit(self._wakeups.events.give)
-        return [job.job_id in ids for job in lost]
-
-
-@dataclass(frozen=True, slots=True)
-class _SentBefore:
-    """A message that was sent before this moment would have arrived."""
-
-    moment: datetime
+        dispatched = list(await transitions.carry_out(tx, self._wakeups, planned))
+        if dispatched:
+            tx.after_commit(lambda: _tell(dispatched, expected=expected))
+        return [job.job_id in dispatched for job in lost]
 
 
 async def _judge(
-    tx: Transaction, *, page: Callable[[Transaction], Awaitable[list[JobRow]]], sent: _SentBefore | None
+    tx: Transaction, *, page: Callable[[Transaction], Awaitable[list[JobRow]]], sent_before: datetime | None
 ) -> tuple[list[JobRow], list[JobRow], int]:
     """Read a page of waiting jobs; return it, those whose message is lost, and how many wait for a dead event."""
     found = await page(tx)
@@ -160,7 +147,7 @@ async def _judge(
     dispatches = await outbox.dispatches(tx, list(keys.values()))
     latest = [(job, dispatches.get(keys[job.job_id])) for job in found]
     dead = sum(dispatch is not None and dispatch.status == EventStatus.DEAD for _, dispatch in latest)
-    return found, [job for job, dispatch in latest if _is_lost(dispatch, sent)], dead
+    return found, [job for job, dispatch in latest if _is_lost(dispatch, sent_before)], dead
 
 
 def _tell(job_ids: Sequence[str], *, expected: bool) -> None:
@@ -169,14 +156,14 @@ def _tell(job_ids: Sequence[str], *, expected: bool) -> None:
     say("jobs dispatched again: their messages are lost", jobs=len(job_ids), first=job_ids[0])
 
 
-def _is_lost(dispatch: Dispatch | None, sent: _SentBefore | None) -> bool:
+def _is_lost(dispatch: Dispatch | None, sent_before: datetime | None) -> bool:
     """Tell whether nothing is on its way that could lead to a lock of a job that waits."""
     if dispatch is None:
         return True
     if dispatch.status == EventStatus.DEAD:
         return False
-    if sent is None:
+    if sent_before is None:
         return dispatch.status != EventStatus.PENDING
     if dispatch.status in ON_ITS_WAY:
         return False
-    return dispatch.published_at is None or dispatch.published_at <= sent.moment
+    return dispatch.published_at is None or dispatch.published_at <= sent_before

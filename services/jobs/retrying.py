@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from uuid_utils import uuid7
 
 from aijobs import canonical
-from aijobs.errors import JobNotFound, JobNotRetryable, RequestIdReused, RetryInProgress, SnapshotExpired
+from aijobs.errors import JobNotFound, JobNotRetryable, RetryInProgress, SnapshotExpired
 from aijobs.registry import Registry
 from aijobs.states import JobState
-from services.jobs import events
-from services.jobs.store import changes, contents, outbox, requests, users
+from services.jobs import transitions
+from services.jobs.store import contents, requests, users
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Kind
 from services.jobs.store.database import Database, Transaction
@@ -67,10 +67,8 @@ class JobRetrying:
         old = (await job_store.get(tx, [request.job_id], lock=True))[request.job_id]
         key = requests.RequestKey(caller, old.user_id, METHOD, request.request_id)
         fingerprint = canonical.digest(canonical.dump([request.job_id, request.reason]))
-        answered = (await requests.find(tx, [key])).get(key)
+        answered = await requests.recall(tx, key, fingerprint)
         if answered is not None:
-            if answered.fingerprint != fingerprint:
-                raise RequestIdReused
             return (await job_store.get(tx, [answered.job_id]))[answered.job_id]
         new = await self._insert(tx, caller, request, old)
         await requests.remember(
@@ -106,21 +104,10 @@ class JobRetrying:
             "root_job_id": old.root_job_id or old.job_id,
         }
         reason = f"retry of {old.job_id}" + (f": {request.reason}" if request.reason else "")
-        await changes.insert_queued(tx, [row], actor=f"caller:{caller}", kind=Kind.RETRIED, reason=reason)
-        await contents.insert_snapshots(
-            tx,
-            [
-                {
-                    "job_id": job_id,
-                    "schema_version": snapshot.schema_version,
-                    "content_json": snapshot.content_json,
-                }
-            ],
+        rows = await transitions.begin(
+            tx, self._wakeups, [(row, snapshot)], actor=f"caller:{caller}", kind=Kind.RETRIED, reason=reason
         )
-        new = (await job_store.get(tx, [job_id]))[job_id]
-        await outbox.append(tx, [events.enqueue(new)])
-        tx.after_commit(self._wakeups.events.give)
-        return new
+        return rows[job_id]
 
 
 def _key(old: JobRow, number: int) -> str:

@@ -27,7 +27,7 @@ from services.jobs.batches import FAULTS
 from services.jobs.lapsing import JobLapsing
 from services.jobs.store import executors
 from services.jobs.store.database import Database, Transaction, describe
-from services.jobs.store.executors import CancelledRun, Hello, QueueLoad
+from services.jobs.store.executors import Hello, QueueLoad
 from services.jobs.wakeups import Wakeups
 
 #: How often cancels and drains of other replicas are looked for; those of this one are told at once.
@@ -185,17 +185,14 @@ class ExecutorSessions:
 
     async def _tell_all(self) -> None:
         ids = {session.executor_id for session in self._sessions}
-
-        async def work(tx: Transaction) -> tuple[Sequence[CancelledRun], frozenset[str]]:
-            return await executors.cancelled_runs(tx, ids), await executors.draining(tx, ids)
-
-        cancelled, draining = await self._database.read(work)
-        for session in self._sessions:
-            for run in cancelled:
-                if run.executor_id == session.executor_id:
-                    session.tell(CancelRun(job_id=run.job_id, attempt=run.attempt))
-            if session.executor_id in draining:
-                session.tell(Drain())
+        for wish in await self._database.read(lambda tx: executors.wishes(tx, ids)):
+            for session in self._sessions:
+                if session.executor_id != wish.executor_id:
+                    continue
+                if wish.drain:
+                    session.tell(Drain())
+                if wish.job_id is not None and wish.attempt is not None:
+                    session.tell(CancelRun(job_id=wish.job_id, attempt=wish.attempt))
 
     async def _suspect(self, session: Session) -> None:
         """Give the executor of a broken session its grace, and end its leases if it does not come back."""

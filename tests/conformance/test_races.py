@@ -21,9 +21,6 @@ LOCKERS = 64
 @pytest.mark.parametrize("rounds", [50, pytest.param(1000, marks=pytest.mark.long)])
 async def test_of_64_lockers_exactly_one_wins_each_time(jobs: Jobs, rounds: int) -> None:
     """LC-4."""
-    if jobs.database.sqlite:
-        # One writer at a time: what many rounds would show there is the patience of the queue in front of it.
-        rounds = min(rounds, 200)
     holders = [await jobs.holder(f"executor-{number}") for number in range(LOCKERS)]
     for _ in range(rounds):
         job_id = (await jobs.create(user_id=uuid4().hex)).job.job_id

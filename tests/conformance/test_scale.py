@@ -125,7 +125,7 @@ async def every_use(jobs: Jobs) -> None:
     await jobs.lapsing.reap()
     await jobs.sessions.open(hello("idle", free_slots=1, idle=timedelta(hours=1)))
     await jobs.reconciliation.sweep()
-    await jobs.database.read(lambda tx: executors.cancelled_runs(tx, ["executor-1", "executor-2"]))
+    await jobs.database.read(lambda tx: executors.wishes(tx, ["executor-1", "executor-2"]))
     await jobs.database.read(lambda tx: executors.running_counts(tx, ["executor-1", "executor-2"]))
     await jobs.queries.get(BACKEND, lease.job_id, full=True)
     await jobs.queries.signs([lease.job_id])

@@ -23,9 +23,12 @@ def differences(connection: Connection) -> list[Any]:
     return found
 
 
-async def test_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
+async def test_migrations_make_exactly_the_tables_of_the_code(database_url: str) -> None:
+    await upgrade_with(database_url)
+    database = Database(database_url)
     async with database.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
+    await database.close()
 
 
 async def test_migrating_again_changes_nothing(database: Database, database_url: str) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from aijobs.errors import ExecutorNotFound, LeaseConflict, LeaseLost, SessionLost, ShuttingDown
 from services.jobs.execution import Accepted, Released
 from services.jobs.leasing import Extended, Holder, Locked, LockRequest
-from services.jobs.sessions import CancelRun, Drain, Session
+from services.jobs.sessions import CancelRun, Drain, Session, Verdict
 from services.jobs.store.database import Transaction
 from services.jobs.store.executors import QueueLoad
 from tests.acceptance.waiting import until
@@ -109,7 +109,7 @@ async def test_a_successful_report_is_a_sign_of_life(quick: Jobs, call: str) -> 
             await quick.extend(lease)
         case "submit":
             await quick.submit(finished, success())
-    assert str(await quick.sessions._judge(quick.opened["executor-1"])) == "Verdict.THERE"
+    assert await quick.sessions._judge(quick.opened["executor-1"]) is Verdict.THERE
     assert isinstance(await quick.extend(lease), Extended)
 
 
@@ -128,7 +128,7 @@ async def test_a_look_that_comes_late_gives_another_grace(jobs: Jobs) -> None:
     await jobs.sessions._disconnect(session)
     await age(jobs, "disconnected_at", seconds=3)
     await age(jobs, "seen_at", seconds=4)
-    assert str(await jobs.sessions._judge(session)) == "Verdict.TOO_LATE"
+    assert await jobs.sessions._judge(session) is Verdict.TOO_LATE
     assert isinstance(await jobs.submit(lease, success()), Accepted)
 
 
@@ -144,7 +144,7 @@ async def test_a_new_session_between_the_break_and_the_look_ends_the_suspicion(j
     await jobs.sessions._disconnect(old)
     new = await jobs.sessions.open(hello("executor-1"))
     await jobs.sessions._disconnect(new)
-    assert str(await jobs.sessions._judge(old)) == "Verdict.THERE"
+    assert await jobs.sessions._judge(old) is Verdict.THERE
 
 
 async def test_a_replica_that_stops_suspects_nobody_and_takes_no_session(quick: Jobs) -> None:
@@ -201,7 +201,7 @@ async def test_a_lock_while_the_session_is_broken_is_refused_and_no_sign_of_life
     await jobs.sessions._disconnect(session)
     (refused,) = await jobs.leasing.lock(holder, [LockRequest(job_id=job_id, lease_token="t" * 32)])
     assert isinstance(refused, SessionLost)
-    assert str(await jobs.sessions._judge(session)) == "Verdict.LOST"
+    assert await jobs.sessions._judge(session) is Verdict.LOST
     assert await jobs.history(lease.job_id) == ["created", "locked", "lapsed"]
 
 
@@ -229,7 +229,7 @@ async def test_locks_race_with_the_loss_of_their_session(jobs: Jobs) -> None:
         jobs.sessions._judge(session),
         *(jobs.leasing.lock(holder, [LockRequest(job_id=job_id, lease_token="t" * 32)]) for job_id in ids[10:]),
     )
-    lost = "LOST" in str(results[10])
+    lost = results[10] is Verdict.LOST
     held = [history for history in [await jobs.history(job_id) for job_id in ids] if history[-1] == "locked"]
     assert not (lost and held)
 
@@ -331,4 +331,4 @@ async def test_a_late_report_of_a_broken_session_is_no_sign_of_life(jobs: Jobs) 
     session = jobs.opened["executor-1"]
     await jobs.sessions._disconnect(session)
     await jobs.sessions.report(session, [])
-    assert str(await jobs.sessions._judge(session)) == "Verdict.LOST"
+    assert await jobs.sessions._judge(session) is Verdict.LOST

@@ -80,4 +80,4 @@ def test_whatever_is_called_in_whatever_order_every_rule_holds(stage: Stage) -> 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_many_more_orders(stage: Stage) -> None:
-    play(stage, examples=2000 if stage.database.sqlite else 200, steps=20, derandomize=False)
+    play(stage, examples=2000 if stage.database.sqlite else 200, steps=30, derandomize=False)

@@ -119,7 +119,7 @@ def _ruling(row: Row, rule: Callable[[JobRow], Change]) -> Ruling:
 
 
 def _written(after: Row, kind: Kind) -> Written:
-    event = events.of_change(job(after))
+    event = events.of(job(after))
     return Written(after, kind, None if event is None else EventType(event.event_type))
 
 

@@ -1,8 +1,7 @@
 """Statements on `job_snapshots` and `job_artifacts`: what jobs work on and what they leave behind."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import insert, select
 
@@ -30,9 +29,10 @@ class ArtifactRow:
     content_json: str | None
 
 
-async def insert_snapshots(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert snapshots: job_id, schema_version, content_json."""
-    await tx.execute(insert(job_snapshots).values(created_at=now()), list(rows))
+async def insert_snapshots(tx: Transaction, new: Mapping[str, Snapshot]) -> None:
+    """Insert the snapshots of new jobs, by job id."""
+    rows = [{"job_id": job_id, **asdict(snapshot)} for job_id, snapshot in new.items()]
+    await tx.execute(insert(job_snapshots).values(created_at=now()), rows)
 
 
 async def snapshots(tx: Transaction, job_ids: Iterable[str]) -> dict[str, Snapshot]:

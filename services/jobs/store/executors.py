@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, delete, func, or_, select, update
+from sqlalchemy import Select, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -20,6 +20,7 @@ from services.jobs.store.time import now, now_plus
 
 #: A sign of life is stored at most this often, unless the executor is under suspicion.
 SIGN_INTERVAL = timedelta(seconds=1)
+MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +194,6 @@ async def request_drain(tx: Transaction, executor_id: str) -> None:
     )
 
 
-async def draining(tx: Transaction, executor_ids: Iterable[str]) -> frozenset[str]:
-    """Read which of these executors are to be drained."""
-    statement = select(executors.c.executor_id).where(
-        executors.c.executor_id.in_(list(executor_ids)), executors.c.drain_requested_at.is_not(None)
-    )
-    return frozenset((await tx.execute(statement)).scalars())
-
-
 async def held_jobs(tx: Transaction, executor_id: str) -> Sequence[str]:
     """Read the jobs whose lease an executor holds, in the order in which they are locked."""
     statement = select(jobs.c.job_id).where(jobs.c.locked_by == executor_id).order_by(jobs.c.job_id)
@@ -208,29 +201,36 @@ async def held_jobs(tx: Transaction, executor_id: str) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelledRun:
-    """A run whose cancel was requested, and who is to be told."""
+class Wish:
+    """What an executor is to be told: to drain, and, if a run is named, that its cancel was requested."""
 
     executor_id: str
-    job_id: str
-    attempt: int
+    drain: bool
+    job_id: str | None
+    attempt: int | None
 
 
-async def cancelled_runs(tx: Transaction, executor_ids: Iterable[str]) -> Sequence[CancelledRun]:
-    """Read the runs of these executors whose cancel was requested."""
-    statement = select(jobs.c.locked_by, jobs.c.job_id, jobs.c.attempt).where(
-        jobs.c.locked_by.in_(list(executor_ids)), jobs.c.cancel_requested_at.is_not(None)
+async def wishes(tx: Transaction, executor_ids: Iterable[str]) -> Sequence[Wish]:
+    """Read what these executors are to be told: one statement for all of them, twice a second on each replica."""
+    cancelled = and_(jobs.c.locked_by == executors.c.executor_id, jobs.c.cancel_requested_at.is_not(None))
+    statement = (
+        select(executors.c.executor_id, executors.c.drain_requested_at, jobs.c.job_id, jobs.c.attempt)
+        .select_from(executors.outerjoin(jobs, cancelled))
+        .where(
+            executors.c.executor_id.in_(list(executor_ids)),
+            or_(executors.c.drain_requested_at.is_not(None), jobs.c.job_id.is_not(None)),
+        )
     )
     return [
-        CancelledRun(executor_id=executor_id, job_id=job_id, attempt=attempt)
-        for executor_id, job_id, attempt in await tx.execute(statement)
+        Wish(executor_id=executor_id, drain=drain_at is not None, job_id=job_id, attempt=attempt)
+        for executor_id, drain_at, job_id, attempt in await tx.execute(statement)
     ]
 
 
-async def latest(tx: Transaction, *, within: timedelta, limit: int) -> Sequence[ExecutorRow]:
-    """Read the executors that were seen within a span, the latest one first."""
+async def latest(tx: Transaction, *, within: timedelta) -> Sequence[ExecutorRow]:
+    """Read the executors that were seen within a span, the latest one first; at most 1,000."""
     statement = _select().where(executors.c.seen_at > now_plus(-within)).order_by(executors.c.seen_at.desc())
-    return [ExecutorRow(**row) for row in (await tx.execute(statement.limit(limit))).mappings()]
+    return [ExecutorRow(**row) for row in (await tx.execute(statement.limit(MOST_LISTED))).mappings()]
 
 
 async def running_counts(tx: Transaction, executor_ids: Iterable[str]) -> Mapping[str, int]:

@@ -57,6 +57,11 @@ class JobRow:
     read_at: datetime
 
     @property
+    def leased(self) -> bool:
+        """True if somebody holds a lease of the job."""
+        return self.lifecycle_status == JobState.RUNNING and self.lapsed_at is None
+
+    @property
     def waits(self) -> bool:
         """True if the job waits for a lock: queued, or running with a lapsed lease."""
         return self.lifecycle_status == JobState.QUEUED or self.lapsed_at is not None

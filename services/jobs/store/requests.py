@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import insert, select
 
+from aijobs.errors import RequestIdReused
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import requests
 from services.jobs.store.time import now
@@ -43,6 +44,19 @@ async def find(tx: Transaction, keys: Iterable[RequestKey]) -> dict[RequestKey, 
         for fingerprint, job_id, answer_json in await tx.execute(statement):
             found[key] = Answered(key=key, fingerprint=fingerprint, job_id=job_id, answer_json=answer_json)
     return found
+
+
+async def recall(tx: Transaction, key: RequestKey, fingerprint: str) -> Answered | None:
+    """Find what was answered to a request before; None: nothing yet.
+
+    Raises:
+        RequestIdReused: its id belongs to another request.
+
+    """
+    answered = (await find(tx, [key])).get(key)
+    if answered is not None and answered.fingerprint != fingerprint:
+        raise RequestIdReused
+    return answered
 
 
 async def remember(tx: Transaction, answers: Sequence[Answered]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aijobs.errors import AijobsError, CancelRequested, IllegalTransition, LeaseConflict, LeaseLost
-from aijobs.states import LEGACY_WORDS, LEGAL_CHANGES, TERMINAL_STATES, JobState
+from aijobs.states import LEGAL_CHANGES, TERMINAL_STATES, JobState
 from services.jobs import lifecycle
 from services.jobs.lifecycle import Lease
 from services.jobs.store.changes import Change, Kind
@@ -223,8 +223,3 @@ def test_only_the_lifecycle_builds_changes() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Change"
     }
     assert builders == {"services/jobs/lifecycle.py"}
-
-
-def test_every_word_of_old_clients_means_a_state_and_a_requested_cancel_means_cancelled() -> None:
-    assert set(LEGACY_WORDS.values()) == set(JobState)
-    assert LEGACY_WORDS["cancel_requested"] == JobState.CANCELLED
