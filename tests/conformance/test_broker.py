@@ -228,6 +228,38 @@ async def test_a_missing_work_queue_is_told_and_declared_again(setting: Setting,
         assert delivery.body == b"works again"
 
 
+async def test_depths_are_those_of_this_moment_and_count_what_waits_alone(
+    setting: Setting, publisher: Publisher
+) -> None:
+    """Ruling 23: a queue is kept shallow by what its publisher is told, so a figure that is seconds old is no use."""
+    for number in range(1, 31):
+        await publisher.publish(message(), SOON)
+        assert await publisher.depths(SOON) == {QUEUE: number, WORK_QUEUES[1]: 0}
+    await publisher.publish(message(queue=WORK_QUEUES[1]), SOON)
+    async with setting.broker.consumer(QUEUE, 10) as consumer:
+        await receive(consumer, 10)
+        assert await publisher.depths(SOON) == {QUEUE: 20, WORK_QUEUES[1]: 1}
+
+
+async def test_depths_tell_of_a_missing_queue_and_publishing_goes_on(setting: Setting, publisher: Publisher) -> None:
+    await publisher.publish(message(), SOON)
+    assert (await publisher.depths(SOON))[QUEUE] == 1
+    await setting.delete_queue(QUEUE)
+    with pytest.raises(QueueMissing):
+        await publisher.depths(SOON)
+    await publisher.publish(message(queue=WORK_QUEUES[1]), SOON)  # on the connection that asked
+    with pytest.raises(QueueMissing):
+        await publisher.depths(SOON)
+    await publisher.connect()
+    assert await publisher.depths(SOON) == {QUEUE: 0, WORK_QUEUES[1]: 1}
+
+
+async def test_depths_asked_for_at_the_same_time_do_not_mix(publisher: Publisher) -> None:
+    await publisher.publish(message(), SOON)
+    depths = await asyncio.gather(*(publisher.depths(SOON) for _ in range(10)))
+    assert depths == [{QUEUE: 1, WORK_QUEUES[1]: 0}] * 10
+
+
 async def test_an_event_needs_no_subscriber(publisher: Publisher) -> None:
     await publisher.publish(message(queue=None, topic="ai.job.completed"), SOON)
 

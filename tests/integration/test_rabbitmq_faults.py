@@ -101,9 +101,12 @@ async def test_a_killed_broker_is_noticed_and_used_again_after_its_restart(priva
 
     # A frozen broker confirms nothing: the outcome is unknown, and the wait for it is bounded.
     server.freeze()
+    with pytest.raises(BrokerUnavailable, match="how many"):
+        await publisher.depths(timedelta(seconds=1))
     with pytest.raises(BrokerUnavailable, match="unknown"):
         await publisher.publish(message(b"unknown"), timedelta(seconds=1))
     server.thaw()
     await publisher.connect()
     await publisher.publish(message(b"thawed"), SOON)
+    assert (await publisher.depths(SOON))[QUEUE] >= 1
     await publisher.close()

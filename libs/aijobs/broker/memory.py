@@ -6,7 +6,7 @@ What is lost then is only hints; the embedded engine's outbox sends them again.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -119,6 +119,11 @@ class MemoryPublisher:
         if len(message.body) > LARGEST_BODY:
             raise MessageRefused(f"{len(message.body)} bytes; at most {LARGEST_BODY}")
         await self._broker.take(message)
+
+    async def depths(self, within: timedelta) -> Mapping[str, int]:
+        """Count the waiting messages."""
+        del within
+        return {name: len(self._broker.queue(name).waiting) for name in WORK_QUEUES}
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""

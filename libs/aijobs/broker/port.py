@@ -1,6 +1,6 @@
 """What dispatcher and executor need of a broker."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -70,6 +70,16 @@ class Publisher(Protocol):
             BrokerUnavailable: not confirmed in time; the outcome is unknown.
             QueueMissing: there is no such work queue.
             MessageRefused: the broker does not take this message.
+
+        """
+        ...
+
+    async def depths(self, within: timedelta) -> Mapping[str, int]:
+        """Return how many messages wait in each work queue at this moment; those that a consumer holds do not count.
+
+        Raises:
+            BrokerUnavailable: no answer in time, or not connected.
+            QueueMissing: one of the queues does not exist; the next `connect` declares it again.
 
         """
         ...

@@ -1,14 +1,16 @@
 """Publishing to RabbitMQ with confirms."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import timedelta
 
 import aio_pika
 from aio_pika.abc import AbstractConnection, AbstractExchange
-from aio_pika.exceptions import DeliveryError, PublishError
+from aio_pika.exceptions import ChannelNotFoundEntity, DeliveryError, PublishError
 
 from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message, MessageRefused, QueueMissing
 from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare
+from aijobs.broker.rabbitmq_depths import DepthReader
 from aijobs.broker.topology import EVENTS_EXCHANGE, WORK_EXCHANGE
 
 
@@ -19,6 +21,7 @@ class RabbitMqPublisher:
         self._connector = connector
         self._connection: AbstractConnection | None = None
         self._exchanges: dict[str, AbstractExchange] = {}
+        self._depth_reader: DepthReader | None = None
         #: False: a work queue was found missing, so the next connect declares all of them.
         self._declared = True
         self._connecting = asyncio.Lock()
@@ -40,6 +43,7 @@ class RabbitMqPublisher:
                 await close(connection)
                 raise BrokerUnavailable("the broker broke off while connecting") from error
             self._connection = connection
+            self._depth_reader = DepthReader(connection)
             self._declared = True
 
     async def _declare_again(self, connection: AbstractConnection) -> None:
@@ -83,6 +87,21 @@ class RabbitMqPublisher:
         except FAULTS as error:
             await self._drop(connection)
             raise BrokerUnavailable("no confirm; whether the broker has the message is unknown") from error
+
+    async def depths(self, within: timedelta) -> Mapping[str, int]:
+        """Count the messages that wait, by passive declares."""
+        connection, reader = self._connection, self._depth_reader
+        if connection is None or reader is None or connection.is_closed:
+            raise BrokerUnavailable("not connected")
+        try:
+            async with asyncio.timeout(within.total_seconds()):
+                return await reader.read()
+        except ChannelNotFoundEntity as error:
+            self._declared = False
+            raise QueueMissing("a work queue does not exist") from error
+        except FAULTS as error:
+            # The connection stays: whether it is any good, publishing will tell.
+            raise BrokerUnavailable("the broker did not say how many messages wait") from error
 
     async def close(self) -> None:
         """Close the connection."""

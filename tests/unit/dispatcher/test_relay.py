@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 
@@ -74,6 +74,10 @@ class Publisher:
             raise self.failures.pop(0)
         self.published.append(message)
         self.arrived.set()
+
+    async def depths(self, within: timedelta) -> Mapping[str, int]:
+        del within
+        return {}
 
     async def close(self) -> None:
         pass
