@@ -160,3 +160,12 @@ class RabbitMqContainer(_Container):
                 if found.exit_code == 0:
                     return
                 await asyncio.sleep(0.1)
+
+    async def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` in the container and return what it printed (see `RabbitMqServer`)."""
+        run = self._container.get_wrapped_container().exec_run
+        done = await asyncio.to_thread(run, ["rabbitmqctl", "--quiet", *arguments])
+        said = str(done.output.decode(errors="replace"))
+        if done.exit_code:
+            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} failed\n{said}")
+        return said

@@ -129,6 +129,9 @@ class BrokerServer(Server, Protocol):
     async def until_kept(self, queue: str, *, vhost: str = "/") -> None:
         """Wait until a quorum queue that was just declared would survive `kill`."""
 
+    async def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` on it and return what it printed."""
+
 
 def choose_source(kind: Kind, machine: Machine, *, variable: str, address: str | None) -> Source:
     """Decide where a server comes from.

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import shutil
+import subprocess
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from deploy.local.broker import BrokerAddress, QueueDepth
 from deploy.local.database import UnreachableError
-from deploy.local.guarded import GuardedProcess
+from deploy.local.guarded import GuardedProcess, ProcessFailedError
 from deploy.local.lifeline import Lifeline
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.secret_file import kept_secret, write_private
@@ -19,6 +20,8 @@ USER = "aijobs"
 NODE = "aijobs@localhost"
 # With the management plugin an orderly stop takes 6 s, whatever there is to do.
 STOP_WITHIN = timedelta(seconds=20)
+# It starts an Erlang machine each time: seconds on a busy one.
+CONTROL_WITHIN = timedelta(minutes=1)
 # The scripts themselves: the wrapper in /usr/sbin changes the user and drops the environment.
 _DEBIAN = "/usr/lib/rabbitmq/bin"
 _PATH = os.pathsep.join([_DEBIAN, os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
@@ -126,6 +129,32 @@ class RabbitMqServer(LocalServer):
                 if any(name in file.read_bytes() for file in files):
                     return
                 await asyncio.sleep(0.05)
+
+    async def control(self, *arguments: str) -> str:
+        """Run `rabbitmqctl` on the node and return what it printed.
+
+        Raises:
+            ProcessFailedError: it failed, or took more than a minute.
+
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(str(self._binaries.server.with_name("rabbitmqctl")), "--quiet", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environment(),
+            cwd=self.folder,
+        )
+        try:
+            async with asyncio.timeout(CONTROL_WITHIN.total_seconds()):
+                said, _ = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            await process.wait()
+            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} took more than {CONTROL_WITHIN}") from error
+        if process.returncode:
+            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} failed\n{said.decode(errors='replace')}")
+        return said.decode(errors="replace")
 
     async def _end_mapper(self) -> None:
         if self._mapper is not None:

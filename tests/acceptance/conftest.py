@@ -9,6 +9,9 @@ import pytest_asyncio
 from deploy.local.broker import BrokerAddress
 from deploy.local.database import DatabaseAddress
 from deploy.local.guarded import tail
+from deploy.local.lifeline import Lifeline
+from deploy.local.machine import LocalMachine
+from deploy.local.provision import BrokerServer, own_broker
 from tests.acceptance.engine import Engine
 
 MakeEngine = Callable[..., Awaitable[Engine]]
@@ -53,6 +56,18 @@ async def make_engine(
     for name in names:
         await mariadb_address.drop_database(name)
         await rabbitmq_address.delete_vhost(name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def own_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BrokerServer]:
+    """A broker that the tests of this module may do anything to."""
+    folder = tmp_path_factory.mktemp("broker")
+    lifeline = Lifeline(folder / "lifeline").hold()
+    server = own_broker(folder / "rabbitmq", lifeline=lifeline, machine=LocalMachine())
+    await server.start()
+    yield server
+    await server.discard()
+    lifeline.release()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

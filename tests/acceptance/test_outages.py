@@ -10,10 +10,8 @@ import pytest_asyncio
 
 from deploy.local.broker import BrokerAddress
 from deploy.local.database import DatabaseAddress
-from deploy.local.lifeline import Lifeline
-from deploy.local.machine import LocalMachine
 from deploy.local.processes import ServiceProcess
-from deploy.local.provision import BrokerServer, own_broker
+from deploy.local.provision import BrokerServer
 from services.jobs.store.tables import outbox_events
 from tests.acceptance.conftest import MakeEngine
 from tests.acceptance.engine import Engine, lines_with
@@ -27,18 +25,6 @@ WAITING = {
     "dispatcher": "not relaying",
     "executor": "not consuming",
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def own_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BrokerServer]:
-    """A broker that the tests of this module may do anything to."""
-    folder = tmp_path_factory.mktemp("broker")
-    lifeline = Lifeline(folder / "lifeline").hold()
-    server = own_broker(folder / "rabbitmq", lifeline=lifeline, machine=LocalMachine())
-    await server.start()
-    yield server
-    await server.discard()
-    lifeline.release()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

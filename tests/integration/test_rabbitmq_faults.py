@@ -7,11 +7,15 @@ from uuid import uuid4
 
 import aio_pika
 import pytest
+from structlog.testing import capture_logs
 
 from aijobs.broker.port import BrokerUnavailable, Delivery, Message, TopologyConflict
 from aijobs.broker.rabbitmq import RabbitMqBroker
 from aijobs.broker.topology import WORK_QUEUES
 from deploy.local.ports import free_port
+from tests.acceptance.gate import Gate
+from tests.acceptance.waiting import until
+from tests.alarm import memory_alarm
 from tests.conftest import PrivateRabbitMq
 
 QUEUE = WORK_QUEUES[0]
@@ -109,4 +113,71 @@ async def test_a_killed_broker_is_noticed_and_used_again_after_its_restart(priva
     await publisher.connect()
     await publisher.publish(message(b"thawed"), SOON)
     assert (await publisher.depths(SOON))[QUEUE] >= 1
+    await publisher.close()
+
+
+async def test_a_blocked_connection_is_kept_and_flows_again_when_the_alarm_is_over(
+    private_rabbitmq: PrivateRabbitMq,
+) -> None:
+    """OB-4: an alarm of the broker is told by `connect` and by nobody's death."""
+    server = await private_rabbitmq()
+    publisher = RabbitMqBroker([server.address.url()]).publisher()
+    await publisher.connect()
+    await publisher.publish(message(b"before"), SOON)
+    with capture_logs() as logs:
+        async with memory_alarm(server):
+            late = [publisher.publish(message(b"late"), timedelta(seconds=2)) for _ in range(20)]
+            outcomes = await asyncio.gather(*late, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {BrokerUnavailable}
+            for _ in range(3):
+                with pytest.raises(BrokerUnavailable, match="alarm"):
+                    await publisher.connect()
+                with pytest.raises(BrokerUnavailable, match="alarm"):
+                    await publisher.depths(SOON)
+
+        async def flows() -> bool:
+            try:
+                await publisher.connect()
+                # The connection was kept, and with it what the broker had not read yet.
+                return (await publisher.depths(SOON))[QUEUE] == 21
+            except BrokerUnavailable:
+                return False
+
+        await until(flows, "what was published during the alarm")
+        await publisher.publish(message(b"after"), SOON)
+    assert [log["event"] for log in logs if "takes" in log["event"]] == [
+        "the broker takes no messages: it has raised an alarm (memory or disk)",
+        "the broker takes messages again",
+    ]
+    await publisher.close()
+
+
+async def test_addresses_are_tried_in_order_after_each_loss(rabbitmq_url: str) -> None:
+    """A publisher and a consumer never stay on an address that is dead, and come back to the first one."""
+    first, second = Gate(rabbitmq_url), Gate(rabbitmq_url)
+    broker = RabbitMqBroker([first.url, second.url])
+    publisher = broker.publisher()
+
+    async def works_through(gate: Gate) -> None:
+        await gate.open()
+        await publisher.connect()
+        await publisher.publish(message(), SOON)
+        async with broker.consumer(QUEUE, 1) as consumer:
+            deliveries = consumer.deliveries()
+            await one(deliveries)
+            receiving = asyncio.ensure_future(anext(deliveries))
+            await gate.shut()
+            with pytest.raises(BrokerUnavailable):
+                await receiving
+        with pytest.raises(BrokerUnavailable):
+            await publisher.publish(message(), SOON)
+
+    await works_through(second)
+    await works_through(first)
+    await second.open()
+    await works_through(first)
+    await second.shut()
+    with pytest.raises(BrokerUnavailable, match="none of 2"):
+        await publisher.connect()
+    await works_through(second)
     await publisher.close()

@@ -111,6 +111,19 @@ async def _declare_all(connection: AbstractConnection) -> None:
             await channel.close()
 
 
+async def is_blocked(connection: AbstractConnection) -> bool:
+    """Tell whether the broker has said that it reads nothing more from this connection (connection.blocked).
+
+    The library tells nobody of it; but what waits until a connection is ready waits for the end of it.
+    """
+    if connection.transport is None:
+        return False
+    ready = asyncio.ensure_future(connection.transport.ready())
+    # One turn of the loop, in which it ends unless there is something to wait for.
+    await asyncio.sleep(0)
+    return ready.cancel()
+
+
 async def close(connection: AbstractConnection) -> None:
     """Close a connection, whatever state it is in. Raises nothing."""
     try:

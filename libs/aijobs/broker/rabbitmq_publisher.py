@@ -5,17 +5,25 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import aio_pika
+import structlog
 from aio_pika.abc import AbstractConnection, AbstractExchange
 from aio_pika.exceptions import ChannelNotFoundEntity, DeliveryError, PublishError
 
 from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message, MessageRefused, QueueMissing
-from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare
+from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare, is_blocked
 from aijobs.broker.rabbitmq_depths import DepthReader
 from aijobs.broker.topology import EVENTS_EXCHANGE, WORK_EXCHANGE
 
+log = structlog.get_logger()
+
 
 class RabbitMqPublisher:
-    """Implements `aijobs.broker.port.Publisher` over a connection of its own, with confirms."""
+    """Implements `aijobs.broker.port.Publisher` over a connection of its own, with confirms.
+
+    A broker with an alarm (memory, disk) reads nothing more from connections that publish, and tells them when they
+    try. Such a connection is kept: the broker reads on where it stopped once the alarm is over, whereas every new
+    connection would swallow some messages more before it is told.
+    """
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
@@ -24,12 +32,14 @@ class RabbitMqPublisher:
         self._depth_reader: DepthReader | None = None
         #: False: a work queue was found missing, so the next connect declares all of them.
         self._declared = True
+        self._blocked = False
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
         """Connect, unless connected."""
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed:
+                await self._require_unblocked(self._connection)
                 if not self._declared:
                     await self._declare_again(self._connection)
                 return
@@ -45,6 +55,7 @@ class RabbitMqPublisher:
             self._connection = connection
             self._depth_reader = DepthReader(connection)
             self._declared = True
+            self._notice(blocked=False)
 
     async def _declare_again(self, connection: AbstractConnection) -> None:
         try:
@@ -85,7 +96,8 @@ class RabbitMqPublisher:
             await self._drop(connection)
             raise BrokerUnavailable("the broker did not take the message") from error
         except FAULTS as error:
-            await self._drop(connection)
+            if not await self._is_blocked(connection):
+                await self._drop(connection)
             raise BrokerUnavailable("no confirm; whether the broker has the message is unknown") from error
 
     async def depths(self, within: timedelta) -> Mapping[str, int]:
@@ -93,6 +105,7 @@ class RabbitMqPublisher:
         connection, reader = self._connection, self._depth_reader
         if connection is None or reader is None or connection.is_closed:
             raise BrokerUnavailable("not connected")
+        await self._require_unblocked(connection)
         try:
             async with asyncio.timeout(within.total_seconds()):
                 return await reader.read()
@@ -107,6 +120,23 @@ class RabbitMqPublisher:
         """Close the connection."""
         if self._connection is not None:
             await self._drop(self._connection)
+
+    async def _require_unblocked(self, connection: AbstractConnection) -> None:
+        if await self._is_blocked(connection):
+            raise BrokerUnavailable("the broker takes no messages: it has raised an alarm (memory or disk)")
+
+    async def _is_blocked(self, connection: AbstractConnection) -> bool:
+        blocked = not connection.is_closed and await is_blocked(connection)
+        if connection is self._connection:
+            self._notice(blocked=blocked)
+        return blocked
+
+    def _notice(self, *, blocked: bool) -> None:
+        if blocked and not self._blocked:
+            log.warning("the broker takes no messages: it has raised an alarm (memory or disk)")
+        elif self._blocked and not blocked:
+            log.info("the broker takes messages again")
+        self._blocked = blocked
 
     async def _drop(self, connection: AbstractConnection) -> None:
         # Several publishes of one window may fail together; only the first drops the connection they share.
