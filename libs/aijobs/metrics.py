@@ -1,13 +1,13 @@
 """Prometheus metrics on a port of their own: off unless AIJOBS_METRICS_LISTEN names one.
 
-Each part counts what it does in counters of its own module, created with `counter`. Labels have few values: job types,
-reasons and outcomes that the code names, never users or ids.
+Each part counts what it does in counters and gauges of its own module, created with `counter` and `gauge`. Labels have
+few values: job types, reasons and outcomes that the code names, never users or ids.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Counter, start_http_server
+from prometheus_client import Counter, Gauge, start_http_server
 
 from aijobs.rpc.address import Address
 from aijobs.service import CannotRun
@@ -18,6 +18,11 @@ PREFIX = "aijobs"
 def counter(name: str, help_text: str, *labels: str) -> Counter:
     """Make a counter; Prometheus shows it as `aijobs_<name>_total`."""
     return Counter(f"{PREFIX}_{name}", help_text, labels)
+
+
+def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+    """Make a gauge; Prometheus shows it as `aijobs_<name>`."""
+    return Gauge(f"{PREFIX}_{name}", help_text, labels)
 
 
 @contextmanager

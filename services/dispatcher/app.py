@@ -14,6 +14,7 @@ from aijobs.rpc.server import RpcServer
 from aijobs.service import background
 from services.dispatcher.outbox_client import OutboxClient
 from services.dispatcher.relay import Relay
+from services.dispatcher.replicas import Replicas
 from services.dispatcher.settings import DispatcherSettings
 
 
@@ -25,7 +26,7 @@ class DispatcherApp:
     server: RpcServer
     channel: grpc.aio.Channel
     publisher: Publisher
-    relay: Relay
+    relays: Replicas
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
         """Relay until `stop` is set; ready while broker and jobs service answer.
@@ -44,7 +45,7 @@ class DispatcherApp:
             port = await self.server.start()
             if on_ready is not None:
                 on_ready(port)
-            async with background(stop, self.relay, Readiness(self.server, self.relay.working)):
+            async with background(stop, self.relays, Readiness(self.server, self.relays.working)):
                 await stop.wait()
         finally:
             await self.publisher.close()
@@ -54,14 +55,20 @@ class DispatcherApp:
 
 def build(settings: DispatcherSettings, broker: Broker) -> DispatcherApp:
     """Put the service together; nothing runs yet."""
-    channel = open_channel(settings.address, settings.own_token())
+    token = settings.own_token()
+    channel = open_channel(settings.address, token)
     publisher = broker.publisher()
     # New at every start: a claim belongs to a process, not to a name.
-    outbox = OutboxClient(channel, f"dispatcher-{uuid4().hex}")
+    dispatcher_id = f"dispatcher-{uuid4().hex}"
+
+    def make_relay(replica: str, changed: Callable[[], None]) -> Relay:
+        outbox = OutboxClient(open_channel(replica, token), channel, dispatcher_id)
+        return Relay(outbox, publisher, settings.claim_size, changed=changed)
+
     return DispatcherApp(
         settings=settings,
         server=RpcServer(settings.listen, settings.verifier()),
         channel=channel,
         publisher=publisher,
-        relay=Relay(outbox, publisher, settings.claim_size),
+        relays=Replicas(settings.address, make_relay),
     )

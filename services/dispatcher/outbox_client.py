@@ -1,6 +1,6 @@
 """The jobs service's OutboxService as the relay calls it: protobuf messages end here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, timedelta
 from typing import assert_never
 
@@ -17,13 +17,26 @@ CALL_TIMEOUT = timedelta(seconds=10)
 
 
 class OutboxClient:
-    """Implements `services.dispatcher.relay.OutboxPort` over gRPC."""
+    """Implements `services.dispatcher.relay.OutboxPort` over gRPC.
 
-    def __init__(self, channel: grpc.aio.Channel, dispatcher_id: str) -> None:
-        self._stub: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(channel)
+    Args:
+        replica: leads to the replica whose commits are to wake our claims; closed with the client.
+        any_replica: leads to all of them; what was claimed from one that is gone is settled with another.
+        dispatcher_id: this process.
+
+    """
+
+    def __init__(self, replica: grpc.aio.Channel, any_replica: grpc.aio.Channel, dispatcher_id: str) -> None:
+        self._claims: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(
+            replica
+        )
+        self._settles: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(
+            any_replica
+        )
+        self._replica = replica
         self._dispatcher_id = dispatcher_id
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
+    async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
         """Claim events."""
         span = Duration()
         span.FromTimedelta(wait)
@@ -33,9 +46,10 @@ class OutboxClient:
             event_types=list(SENDABLE),
             max_events=limit,
             wait=span,
+            ready_messages=ready,
         )
         try:
-            response = await self._stub.ClaimEvents(request, timeout=(wait + CALL_TIMEOUT).total_seconds())
+            response = await self._claims.ClaimEvents(request, timeout=(wait + CALL_TIMEOUT).total_seconds())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return Claim(events=[_event(event) for event in response.events], lease=response.lease.ToTimedelta())
@@ -46,7 +60,7 @@ class OutboxClient:
             claim_token=claim_token, items=[_settlement(settlement) for settlement in settlements]
         )
         try:
-            response = await self._stub.SettleEvents(request, timeout=CALL_TIMEOUT.total_seconds())
+            response = await self._settles.SettleEvents(request, timeout=CALL_TIMEOUT.total_seconds())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return [
@@ -54,6 +68,10 @@ class OutboxClient:
             for settlement, result in zip(settlements, response.results, strict=True)
             if result.HasField("error")
         ]
+
+    async def close(self) -> None:
+        """Close the channel to the replica."""
+        await self._replica.close()
 
 
 def _event(message: outbox_service_pb2.OutboxEvent) -> ClaimedEvent:

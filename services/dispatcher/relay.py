@@ -1,8 +1,12 @@
-"""The relay: claim, publish with confirm, settle, again (OB-2, OB-4).
+"""The relay: look, claim, publish with confirm, settle, again (OB-2, OB-4).
 
     jobs ──ClaimEvents (long poll)──▶ relay ──publish, confirm──▶ broker
-      ▲                                 │
+      ▲                                 │ ▲──how many are ready?─────┘
       └──────────SettleEvents───────────┘
+
+Every claim says how many messages wait in the broker, since the jobs service gives no queue more than it has room for;
+and it is a sign of life. While a batch takes long to publish, empty claims give that sign: a dispatcher that is silent
+for some seconds loses what it has claimed.
 
 Claiming waits until the broker is reachable, so an outage uses up nobody's attempts and no claims. An event whose
 confirm did not come is given back and published again with the same message id; the lock makes the double harmless.
@@ -10,7 +14,7 @@ Killed at any point, the relay leaves at worst claimed events, which the jobs se
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -23,7 +27,10 @@ from aijobs.broker.port import BrokerUnavailable, MessageRefused, Publisher
 from aijobs.errors import AijobsError, PermissionDenied, Unauthenticated
 from services.dispatcher.messages import ClaimedEvent, UnusableEvent, to_message
 
-POLL_WAIT = timedelta(seconds=20)
+#: How long a claim waits for events; the depths that it reported grow old meanwhile.
+POLL_WAIT = timedelta(seconds=5)
+SIGN_INTERVAL = timedelta(seconds=1)
+DEPTHS_TIMEOUT = timedelta(seconds=2)
 PUBLISH_TIMEOUT = timedelta(seconds=5)
 #: How long the end of the process waits for the batch in hand.
 FINISH_WITHIN = timedelta(seconds=5)
@@ -68,13 +75,23 @@ class Settlement:
 class OutboxPort(Protocol):
     """The jobs service as the relay sees it."""
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
-        """Claim up to `limit` events, waiting for the first one.
+    async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
+        """Claim up to `limit` events, waiting for the first one. A limit of 0 only says that we are alive.
+
+        Args:
+            claim_token: the same one gets the same events.
+            limit: events at most.
+            wait: how long to wait for the first one.
+            ready: messages that wait in the broker, by queue.
 
         Raises:
             AijobsError: the service is unreachable or refuses us.
 
         """
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
         ...
 
     async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
@@ -87,12 +104,18 @@ class OutboxPort(Protocol):
         ...
 
 
+def _nobody() -> None:
+    """Tell nobody."""
+
+
 class Relay:
     """Moves events from the outbox to the broker until cancelled."""
 
     name = "relay"
 
-    def __init__(self, outbox: OutboxPort, publisher: Publisher, claim_size: int) -> None:
+    def __init__(
+        self, outbox: OutboxPort, publisher: Publisher, claim_size: int, *, changed: Callable[[], None] = _nobody
+    ) -> None:
         self._outbox = outbox
         self._publisher = publisher
         self._claim_size = claim_size
@@ -101,6 +124,8 @@ class Relay:
         self._open_claim: str | None = None
         #: Set while the broker is connected and the jobs service answers.
         self.working = asyncio.Event()
+        #: Called when that changes.
+        self._changed = changed
 
     async def run(self) -> None:
         """Relay until cancelled; then the batch in hand is finished and an open claim given back."""
@@ -110,13 +135,16 @@ class Relay:
         except asyncio.CancelledError:
             await self._give_back()
             raise
+        finally:
+            await self._outbox.close()
 
     async def _relay_once(self) -> None:
         try:
             await self._publisher.connect()
-            claim_token, claim = await self._claim()
-        except BrokerUnavailable:
-            await self._wait("the broker cannot be reached")
+            ready = await self._publisher.depths(DEPTHS_TIMEOUT)
+            claim_token, claim = await self._claim(ready)
+        except BrokerUnavailable as error:
+            await self._wait(f"the broker cannot be used: {error}")
         except (Unauthenticated, PermissionDenied) as error:
             await self._wait(f"the jobs service refuses us: {error.message}; check AIJOBS_TOKEN")
         except AijobsError as error:
@@ -127,13 +155,13 @@ class Relay:
             else:
                 self._works()
 
-    async def _claim(self) -> tuple[str, Claim]:
+    async def _claim(self, ready: Mapping[str, int]) -> tuple[str, Claim]:
         """Claim with a fresh token, or with that of a claim whose answer is still owed."""
         claim_token = self._open_claim or uuid4().hex
         self._open_claim = claim_token
         # The first claim after trouble does not wait, so that readiness does not wait for an event.
         wait = POLL_WAIT if self.working.is_set() else timedelta(0)
-        claim = await self._outbox.claim(claim_token, self._claim_size, wait)
+        claim = await self._outbox.claim(claim_token, self._claim_size, wait, ready)
         self._open_claim = None
         return claim_token, claim
 
@@ -152,6 +180,16 @@ class Relay:
     async def _publish_and_settle(self, claim_token: str, claim: Claim) -> bool:
         """Publish and settle claimed events; False if the broker took none of them."""
         started = asyncio.get_running_loop().time()
+        living = asyncio.create_task(self._give_signs_of_life())
+        try:
+            settlements = await self._publish_all(claim)
+            spent = timedelta(seconds=asyncio.get_running_loop().time() - started)
+            await self._settle(claim_token, settlements, claim.lease - spent)
+        finally:
+            living.cancel()
+        return any(not isinstance(settlement.result, Released) for settlement in settlements)
+
+    async def _publish_all(self, claim: Claim) -> Sequence[Settlement]:
         publishing = [asyncio.ensure_future(self._publish(event)) for event in claim.events]
         # Later a confirm might come after somebody else has taken the event over.
         _, late = await asyncio.wait(publishing, timeout=claim.lease.total_seconds() * PUBLISHABLE_SHARE)
@@ -160,13 +198,19 @@ class Relay:
         if late:
             log.warning("publishing took too long; the rest is given back", events=len(late))
             await asyncio.wait(late)
-        settlements = [
+        return [
             Settlement(event_id=event.event_id, result=Released()) if task.cancelled() else task.result()
             for event, task in zip(claim.events, publishing, strict=True)
         ]
-        spent = timedelta(seconds=asyncio.get_running_loop().time() - started)
-        await self._settle(claim_token, settlements, claim.lease - spent)
-        return any(not isinstance(settlement.result, Released) for settlement in settlements)
+
+    async def _give_signs_of_life(self) -> None:
+        """Tell the jobs service that we still work on what we claimed."""
+        while True:
+            await asyncio.sleep(SIGN_INTERVAL.total_seconds())
+            try:
+                await self._outbox.claim(uuid4().hex, 0, timedelta(0), {})
+            except AijobsError as error:
+                log.debug("no sign of life given", error=error.message)
 
     async def _publish(self, event: ClaimedEvent) -> Settlement:
         try:
@@ -207,7 +251,7 @@ class Relay:
             return
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT.total_seconds()):
-                claim = await self._outbox.claim(self._open_claim, self._claim_size, timedelta(0))
+                claim = await self._outbox.claim(self._open_claim, self._claim_size, timedelta(0), {})
                 if claim.events:
                     released = [Settlement(event_id=event.event_id, result=Released()) for event in claim.events]
                     await self._outbox.settle(self._open_claim, released)
@@ -218,10 +262,12 @@ class Relay:
         self._backoff.reset()
         if not self.working.is_set():
             self.working.set()
+            self._changed()
             log.info("relaying events")
 
     async def _wait(self, why: str) -> None:
         if self.working.is_set():
             self.working.clear()
+            self._changed()
         log.warning("not relaying", why=why)
         await self._backoff.wait()

@@ -17,6 +17,7 @@ from aijobs.v1 import (
     outbox_service_pb2_grpc,
 )
 from services.jobs.cancellation import JobCancellation
+from services.jobs.claim_release import ClaimRelease
 from services.jobs.creation import JobCreation
 from services.jobs.execution import JobExecution
 from services.jobs.lapsing import JobLapsing
@@ -24,6 +25,7 @@ from services.jobs.leasing import JobLeasing
 from services.jobs.migrate import require_current
 from services.jobs.operating import Operating
 from services.jobs.outbox import Outbox
+from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries
 from services.jobs.quotas import Limits, Quotas
 from services.jobs.reconciliation import Reconciliation
@@ -51,7 +53,8 @@ class JobsApp:
     settings: JobsSettings
     database: Database
     server: RpcServer
-    outbox: Outbox
+    claim_release: ClaimRelease
+    promotion: Promotion
     watching: JobWatching
     sessions: ExecutorSessions
     lapsing: JobLapsing
@@ -74,7 +77,10 @@ class JobsApp:
             port = await self.server.start()
             await self._database_is_ready(stop)
             if not stop.is_set():
-                loops = (self.outbox, self.watching, self.sessions, self.lapsing, self.reconciliation)
+                loops = (
+                    *(self.claim_release, self.promotion, self.watching),
+                    *(self.sessions, self.lapsing, self.reconciliation),
+                )
                 async with background(stop, *loops):
                     await self.server.set_ready(True)
                     if on_ready is not None:
@@ -117,7 +123,10 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         database,
         wakeups,
         claim_time=settings.claim_time,
-        release_interval=settings.claim_release_interval,
+        queue_depth=settings.queue_depth,
+    )
+    claim_release = ClaimRelease(
+        database, wakeups, outbox, grace=settings.dispatcher_grace, interval=settings.claim_release_interval
     )
     lapsing = JobLapsing(
         database,
@@ -162,7 +171,8 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         settings=settings,
         database=database,
         server=server,
-        outbox=outbox,
+        claim_release=claim_release,
+        promotion=Promotion(database, wakeups),
         watching=watching,
         sessions=sessions,
         lapsing=lapsing,

@@ -8,7 +8,7 @@ counted for a limit or a quota is exact. A repeat is answered before anything is
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from uuid_utils import uuid7
@@ -20,11 +20,13 @@ from services.jobs import transitions
 from services.jobs.admission import Admitted, NewJob, admit
 from services.jobs.batches import write_each
 from services.jobs.quotas import Quotas
+from services.jobs.ranking import open_ranking
 from services.jobs.store import jobs as job_store
 from services.jobs.store import platform, requests, users
 from services.jobs.store.contents import Snapshot
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
+from services.jobs.store.ranks import Line
 from services.jobs.wakeups import Wakeups
 
 METHOD = "CreateJob"
@@ -60,6 +62,13 @@ class _Create:
     @property
     def request_key(self) -> requests.RequestKey:
         return requests.RequestKey(self.caller, self.request.user_id, METHOD, self.request.request_id)
+
+    @property
+    def line(self) -> Line:
+        routing, priority = self.admitted.definition.routing, self.request.priority
+        return Line(
+            self.request.user_id, str(routing.queue), routing.default_priority if priority is None else priority
+        )
 
     @property
     def idempotency(self) -> tuple[str, str, str] | None:
@@ -147,9 +156,9 @@ class JobCreation:
                     by_key[item.idempotency] = (plan.job_id, item.fingerprint)
             answered[item.request_key] = _remembered(item, plan)
             fresh.append(answered[item.request_key])
-        rows = await transitions.begin(
-            tx, self._wakeups, [_job(*one) for one in new], actor=f"caller:{batch[0].caller}"
-        )
+        ranks = await _ranks(tx, [item for _, item in new])
+        jobs = [_job(job_id, item, rank) for (job_id, item), rank in zip(new, ranks, strict=True)]
+        rows = await transitions.begin(tx, self._wakeups, jobs, actor=f"caller:{batch[0].caller}")
         await book.write(tx)
         await requests.remember(tx, fresh)
         tx.after_commit(lambda: _count_differing(differing))
@@ -164,7 +173,20 @@ class JobCreation:
         ]
 
 
-def _job(job_id: str, item: _Create) -> tuple[dict[str, Any], Snapshot]:
+async def _ranks(tx: Transaction, new: Sequence[_Create]) -> list[datetime | None]:
+    """Give the jobs that are due their places in the order; the others get theirs once they are due."""
+    if not new:
+        return []
+    ranking = await open_ranking(tx, {item.line for item in new})
+    ranks = [
+        ranking.rank(item.line) if item.request.run_at is None or item.request.run_at <= ranking.read_at else None
+        for item in new
+    ]
+    await ranking.write(tx)
+    return ranks
+
+
+def _job(job_id: str, item: _Create, rank_at: datetime | None) -> tuple[dict[str, Any], Snapshot]:
     request, definition = item.request, item.admitted.definition
     row = {
         "job_id": job_id,
@@ -172,8 +194,8 @@ def _job(job_id: str, item: _Create) -> tuple[dict[str, Any], Snapshot]:
         "user_id": request.user_id,
         "target_type": request.target_type,
         "target_id": request.target_id,
-        "queue": str(definition.routing.queue),
-        "priority": definition.routing.default_priority if request.priority is None else request.priority,
+        "queue": item.line.queue,
+        "priority": item.line.priority,
         "labels_json": canonical.dump(dict(request.labels)),
         "idempotency_key": request.idempotency_key,
         "request_fingerprint": item.fingerprint,
@@ -184,6 +206,7 @@ def _job(job_id: str, item: _Create) -> tuple[dict[str, Any], Snapshot]:
         "abort_strategy": definition.execution.abort_strategy,
         "run_at": request.run_at,
         "due_at": request.run_at,
+        "rank_at": rank_at,
         "root_job_id": job_id,
     }
     return row, Snapshot(schema_version=definition.input.version, content_json=item.admitted.snapshot_json)

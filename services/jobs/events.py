@@ -36,11 +36,15 @@ END_EVENTS = {
 def _enqueue(job: JobRow) -> NewEvent:
     """Build the event that makes an executor run the job. Its payload is exactly these four fields (OB-1).
 
-    The row's dispatch number names the event, and the event waits until the job is due.
+    The row's dispatch number names the event. It stands where the job stands, and is scheduled until the job is due; a
+    job that never was due has no place yet, even if its time has come in this very moment.
     """
     payload = {"jobId": job.job_id, "jobType": job.job_type, "queueName": job.queue, "priority": job.priority}
     event = _event(EventType.ENQUEUE, job.job_id, job.dispatch_no, payload, str(uuid7()))
-    return replace(event, queue=job.queue, available_at=job.due_at)
+    waits = job.rank_at is None or not job.due
+    return replace(
+        event, queue=job.queue, rank_at=job.rank_at, available_at=(job.due_at or job.read_at) if waits else None
+    )
 
 
 def dispatch_key(job_id: str, dispatch_no: int) -> str:

@@ -150,7 +150,7 @@ async def _with_counts(tx: Transaction, rows: Sequence[ExecutorRow]) -> Sequence
 
 
 def _queue(present: Mapping[str, QueueRow], name: str) -> QueueRow:
-    return present.get(name) or QueueRow(queue=name, paused_at=None, paused_by="", reason="")
+    return present.get(name) or QueueRow(queue=name)
 
 
 def _require_queue(queue: str) -> None:

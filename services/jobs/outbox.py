@@ -1,35 +1,44 @@
-"""Handing outbox events to dispatchers (OB-1…OB-3, OB-6).
+"""Handing outbox events to dispatchers (OB-1…OB-3, OB-6, QU-3).
 
-A claim waits for events, woken by the commit that writes one; a poll once a second finds what other replicas wrote and
-what becomes due. Who publishes is decided by the claim's token; a dispatcher whose claim ended settles nothing.
+A claim waits for events, woken by the commit that writes one; a poll once a second finds what other replicas wrote. Who
+publishes is decided by the claim's token; a dispatcher whose claim ended settles nothing.
+
+The order of a queue is kept here, so its queue in the broker has to stay shallow: what is there cannot be overtaken.
+Each claim says how many messages are ready there, and gets at most what is missing to the limit, counted under the lock
+of the queue's row:
+
+    credit = limit - ready - claimed - published since the dispatcher looked
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import chain, islice, zip_longest
 
 import structlog
 
 from aijobs.definition import Queue
-from aijobs.errors import AijobsError, ClaimLost, Unavailable
-from services.jobs.store import outbox, queues
+from aijobs.errors import AijobsError, ClaimLost
+from services.jobs.events import EventType
+from services.jobs.store import dispatchers, outbox, queues
 from services.jobs.store.database import Database, Transaction
-from services.jobs.store.outbox import ClaimState, EventRow, EventStatus, Settlement
+from services.jobs.store.outbox import ClaimState, EventRow, EventStatus, Lane, Settlement
 from services.jobs.wakeups import Wakeups
 
 #: The fallback poll of a waiting claim; the commit's wake-up is what normally ends the wait.
 POLL_INTERVAL = timedelta(seconds=1)
+#: A waiting claim is a sign of life of its dispatcher, stored at most this often.
+SIGN_INTERVAL = timedelta(milliseconds=500)
+#: How long a claim still waits once events are withheld for want of credit: the dispatcher has to look again.
+WITHHELD_WAIT = timedelta(milliseconds=100)
 #: A failure that is the event's own fault makes it wait, and the third one makes it dead (OB-3).
 MOST_ATTEMPTS = 3
 FIRST_BACKOFF = timedelta(seconds=1)
 #: An event that was given back waits as long, so that one that nobody can send is no hot loop.
 RELEASE_DELAY = timedelta(seconds=1)
-#: What is claimed from: the queues, and the events that belong to none.
-QUEUES = ("", *Queue)
-#: Events in one transaction that releases expired claims.
-RELEASE_CHUNK = 100
 log = structlog.get_logger()
 
 
@@ -59,59 +68,143 @@ class SettleRequest:
     result: Published | PublishFailed | Released
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A dispatcher's wish for events.
+
+    Attributes:
+        token: made by the dispatcher; the same one gets the same events.
+        dispatcher_id: the dispatcher process.
+        event_types: what it can send.
+        ready: how many messages are ready in the broker, by queue; queues that it does not know are missing.
+        limit: events at most; 0: none, the call only says that the dispatcher lives.
+        wait: how long to wait for the first one.
+
+    """
+
+    token: str
+    dispatcher_id: str
+    event_types: Sequence[str]
+    ready: Mapping[str, int]
+    limit: int
+    wait: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one look found: claimed events, and lanes that have more of them than they have credit."""
+
+    events: Sequence[EventRow] = ()
+    withheld: frozenset[Lane] = frozenset()
+
+
 class Outbox:
-    """Serves dispatchers; `run` is the loop that releases claims whose dispatcher is gone."""
+    """Serves dispatchers.
 
-    name = "claim release"
+    Args:
+        database: where the events are.
+        wakeups: who wakes a waiting claim.
+        claim_time: how long a claim lasts.
+        queue_depth: messages of a queue that may wait in the broker.
 
-    def __init__(
-        self, database: Database, wakeups: Wakeups, *, claim_time: timedelta, release_interval: timedelta
-    ) -> None:
+    """
+
+    def __init__(self, database: Database, wakeups: Wakeups, *, claim_time: timedelta, queue_depth: int) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._release_interval = release_interval
+        self._queue_depth = queue_depth
+        #: What dispatchers have said that they can send, and when by the loop's clock.
+        self._sendable: dict[str, float] = {}
         self.claim_time = claim_time
 
-    async def claim(
-        self, *, claim_token: str, dispatcher_id: str, event_types: Sequence[str], limit: int, wait: timedelta
-    ) -> list[EventRow]:
-        """Claim up to `limit` due events of these types, waiting up to `wait` for the first one.
+    async def claim(self, claim: Claim) -> Sequence[EventRow]:
+        """Claim due events of some types, in the order of their ranks, waiting for the first one.
 
         Raises:
             Unavailable: the database cannot be reached.
 
         """
-
-        async def work(tx: Transaction) -> list[EventRow]:
-            # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's
-            # lease is true.
-            held = await outbox.renew(tx, claim_token, self.claim_time)
-            if held:
-                return held
-            paused = await queues.paused(tx)
-            # In a new order each time, so that a backlog in one queue holds up none of the others.
-            open_queues = [queue for queue in QUEUES if queue not in paused]
-            random.shuffle(open_queues)
-            return await outbox.claim(
-                tx,
-                claim_token=claim_token,
-                dispatcher_id=dispatcher_id,
-                event_types=event_types,
-                queues=open_queues,
-                limit=limit,
-                span=self.claim_time,
-            )
-
         loop = asyncio.get_running_loop()
-        until = loop.time() + wait.total_seconds()
-        while True:
+        asked_at = signed_at = loop.time()
+        until = asked_at + claim.wait.total_seconds()
+        self._sendable |= dict.fromkeys(claim.event_types, asked_at)
+        await self._database.write(lambda tx: _sign(tx, claim))
+        withheld: frozenset[Lane] = frozenset()
+        while claim.limit:
             seen = self._wakeups.events.count
-            events = await self._database.write(work)
+            sign = loop.time() - signed_at >= SIGN_INTERVAL.total_seconds()
+            look = partial(
+                self._look,
+                claim=claim,
+                lanes=_lanes(claim.event_types) - withheld,
+                age=timedelta(seconds=loop.time() - asked_at),
+                sign=sign,
+            )
+            found = await self._database.write(look)
+            signed_at = loop.time() if sign else signed_at
+            if found.withheld and not withheld:
+                until = min(until, loop.time() + WITHHELD_WAIT.total_seconds())
+            withheld |= found.withheld
             left = until - loop.time()
-            if events or left <= 0:
-                return events
+            if found.events or left <= 0:
+                return found.events
             jittered = POLL_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - spreads replicas, guards nothing
             await self._wakeups.events.beyond(seen, min(jittered, timedelta(seconds=left)))
+        return ()
+
+    def sendable(self, within: timedelta) -> frozenset[str]:
+        """Return the event types that some dispatcher of this replica could send lately."""
+        since = asyncio.get_running_loop().time() - within.total_seconds()
+        return frozenset(event_type for event_type, said_at in self._sendable.items() if said_at >= since)
+
+    async def _look(
+        self, tx: Transaction, *, claim: Claim, lanes: frozenset[Lane], age: timedelta, sign: bool
+    ) -> _Found:
+        if sign:
+            await dispatchers.sign(tx, claim.dispatcher_id)
+        # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's lease is
+        # true.
+        held = await outbox.renew(tx, claim.token, self.claim_time)
+        if held:
+            return _Found(held)
+        waiting = await outbox.waiting(tx, dict.fromkeys(lanes, 1), claim_token=claim.token)
+        if not waiting:
+            return _Found()
+        credit = await self._credit(tx, {lane.queue for lane in waiting if lane.queue}, claim.ready, age)
+        credit[""] = claim.limit
+        withheld = frozenset(lane for lane in waiting if credit.get(lane.queue) == 0)
+        open_lanes = {lane: min(credit[lane.queue], claim.limit) for lane in waiting if credit.get(lane.queue)}
+        # Looked at again, since whoever held the queue's row before may have claimed them.
+        found = await outbox.waiting(tx, open_lanes, claim_token=claim.token) if open_lanes else {}
+        ids = list(islice(_in_turns(found.values()), claim.limit))
+        if not ids:
+            return _Found(withheld=withheld)
+        events = await outbox.claim(
+            tx, ids, claim_token=claim.token, dispatcher_id=claim.dispatcher_id, span=self.claim_time
+        )
+        return _Found(events, withheld)
+
+    async def _credit(
+        self, tx: Transaction, names: set[str], ready: Mapping[str, int], age: timedelta
+    ) -> dict[str, int]:
+        """Return how many more messages each queue may have. Paused ones are missing. Holds their rows.
+
+        Args:
+            tx: the transaction.
+            names: the queues.
+            ready: how many messages each has, as the dispatcher saw it.
+            age: how long ago that was.
+
+        """
+        if not names:
+            return {}
+        rows = await queues.lock(tx, names)
+        on_their_way = await outbox.on_their_way(tx, sorted(names), since=age)
+        return {
+            name: max(self._queue_depth - ready.get(name, 0) - on_their_way.get(name, 0), 0)
+            for name, row in rows.items()
+            if row.paused_at is None
+        }
 
     async def settle(self, claim_token: str, batch: Sequence[SettleRequest]) -> list[AijobsError | None]:
         """Store what became of claimed events; None per item means stored, now or by an earlier call.
@@ -121,28 +214,6 @@ class Outbox:
 
         """
         return await self._database.write(lambda tx: self._settle(tx, claim_token, batch))
-
-    async def run(self) -> None:
-        """Release expired claims until cancelled. Never ends by a fault of the database."""
-        while True:
-            await asyncio.sleep(self._release_interval.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311
-            try:
-                released = await self._release_expired()
-            except Unavailable:
-                log.warning("expired claims not released: the database cannot be reached")
-                continue
-            if released:
-                log.warning("expired claims released", events=released)
-                self._wakeups.events.give()
-
-    async def _release_expired(self) -> int:
-        """Release every expired claim, in small transactions, and return how many events that were."""
-        total = 0
-        while True:
-            released = await self._database.write(lambda tx: outbox.release_expired(tx, RELEASE_CHUNK))
-            total += released
-            if released < RELEASE_CHUNK:
-                return total
 
     async def _settle(
         self, tx: Transaction, claim_token: str, batch: Sequence[SettleRequest]
@@ -184,7 +255,7 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
             dead = attempts >= MOST_ATTEMPTS or not retryable
             return Settlement(
                 event_id=item.event_id,
-                status=EventStatus.DEAD if dead else EventStatus.PENDING,
+                status=EventStatus.DEAD if dead else EventStatus.SCHEDULED,
                 attempt_count=attempts,
                 last_error=reason,
                 delay=timedelta(0) if dead else FIRST_BACKOFF * 2**state.attempt_count,
@@ -192,8 +263,32 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
         case Released():
             return Settlement(
                 event_id=item.event_id,
-                status=EventStatus.PENDING,
+                status=EventStatus.SCHEDULED,
                 attempt_count=state.attempt_count,
                 last_error="DISPATCH_UNAVAILABLE",
                 delay=RELEASE_DELAY,
             )
+
+
+async def _sign(tx: Transaction, claim: Claim) -> None:
+    """Store that the dispatcher lives, and how deep it finds the broker's queues."""
+    await dispatchers.sign(tx, claim.dispatcher_id)
+    if claim.ready:
+        await queues.lock(tx, claim.ready)
+        await queues.report(tx, claim.ready)
+
+
+def _lanes(event_types: Iterable[str]) -> frozenset[Lane]:
+    """Return where events of these types wait: dispatches in their queues, all others in none."""
+    return frozenset(
+        Lane(queue, event_type)
+        for event_type in event_types
+        for queue in (Queue if event_type == EventType.ENQUEUE else ("",))
+    )
+
+
+def _in_turns(lanes: Iterable[Sequence[int]]) -> Iterable[int]:
+    """Take one event of each lane in turn, in a new order of lanes each time, so that none is starved."""
+    shuffled = list(lanes)
+    random.shuffle(shuffled)
+    return (event_id for event_id in chain.from_iterable(zip_longest(*shuffled)) if event_id is not None)

@@ -1,10 +1,14 @@
 """The sweep: no job waits for ever, whatever became of its message (LC-13).
 
 A job that waits for a lock has an enqueue event under its present dispatch number. Once that is published, the job's
-message is in the broker or in the hands of an executor, unless it was lost. It is taken for lost when an executor of
-its queue has had a free slot, without a break, for longer than any message takes to arrive: a message that exists would
-have been given to it. Then the job is dispatched again under its next number; if the message turns up all the same, the
-lock decides. The job's row is judged, not its events: they may be gone, and then that is what was lost.
+message is in the broker or in the hands of an executor, unless it was lost. It is taken for lost when both hold:
+
+- An executor of its queue has had a free slot, without a break, for longer than any message takes to arrive: a message
+  that exists would have been given to it.
+- The broker's queue held, in two reports of dispatchers, fewer messages than there are such jobs.
+
+Then the job is dispatched again under its next number; if the message turns up all the same, the lock decides. The
+job's row is judged, not its events: they may be gone, and then that is what was lost.
 
 What was read is judged again on the locked row before it is written, so the sweep may run on every replica at once.
 """
@@ -12,6 +16,7 @@ What was read is judged again on the locked row before it is written, so the swe
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -26,12 +31,15 @@ from services.jobs.store import jobs as job_store
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
 from services.jobs.store.outbox import Dispatch, EventStatus
+from services.jobs.store.queues import QueueRow
 from services.jobs.wakeups import Wakeups
 
 #: Jobs in one transaction.
 CHUNK = 100
 #: Older reports of executors say nothing about now.
 FRESH_REPORT = timedelta(seconds=15)
+#: So do older reports of dispatchers about the broker's queues.
+FRESH_DEPTH = timedelta(minutes=1)
 #: On its way without our help: the outbox sends it, or releases the claim of a dispatcher that is gone.
 ON_ITS_WAY = (EventStatus.SCHEDULED, EventStatus.PENDING, EventStatus.PROCESSING)
 DISPATCHED_AGAIN = metrics.counter("messages_lost", "Jobs that were dispatched again because their message was lost")
@@ -74,8 +82,11 @@ class Reconciliation:
 
         """
         total = 0
-        for queue, idle_at in (await self._database.read(self._idle_queues)).items():
-            total += await self._sweep_queue(queue, idle_at - self._patience)
+        for queue, sight in (await self._database.read(self._sights)).items():
+            lost = await self._look_through(queue, sight.sent_before)
+            # A queue that holds as many messages as jobs wait for has lost none, however long they take.
+            if len(lost) > sight.ready:
+                total += await self._dispatch_all(lost, expected=False)
         return total
 
     async def dispatch_all_again(self) -> int:
@@ -85,11 +96,10 @@ class Reconciliation:
             Unavailable: the database cannot be reached.
 
         """
-        return await self._sweep_queue("", None)
+        return await self._dispatch_all(await self._look_through("", None), expected=True)
 
-    async def _idle_queues(self, tx: Transaction) -> Mapping[str, datetime]:
-        """Return the queues that an executor has waited on for longer than our patience, and when it last said so."""
-        paused = await queues.paused(tx)
+    async def _sights(self, tx: Transaction) -> Mapping[str, "_Sight"]:
+        """Return the queues that an executor has waited on for longer than our patience, and what is known of them."""
         idle: dict[str, datetime] = {}
         for executor in await executors.latest(tx, within=FRESH_REPORT):
             if executor.read_at - executor.reported_at > FRESH_REPORT:
@@ -97,29 +107,48 @@ class Reconciliation:
             if executor.disconnected_at is not None or executor.drain_requested_at is not None:
                 continue
             for load in executor.queues:
-                if load.free_slots and load.idle >= self._patience and load.queue not in paused:
+                if load.free_slots and load.idle >= self._patience:
                     idle[load.queue] = max(executor.reported_at, idle.get(load.queue, executor.reported_at))
-        return idle
+        rows = await queues.every(tx)
+        return {
+            queue: sight
+            for queue, idle_at in idle.items()
+            if (sight := _sight(rows.get(queue), idle_at - self._patience)) is not None
+        }
 
-    async def _sweep_queue(self, queue: str, sent_before: datetime | None) -> int:
-        """Go through the waiting jobs of a queue. What was sent before that moment is lost; None: whatever was sent."""
-        total, dead = 0, 0
+    async def _look_through(self, queue: str, sent_before: datetime | None) -> list[JobRow]:
+        """Return the waiting jobs of a queue whose message is lost if what was sent before that moment is.
+
+        Args:
+            queue: the queue; empty: all of them.
+            sent_before: the moment; None: whatever was sent is lost.
+
+        """
+        lost: list[JobRow] = []
+        dead = 0
         since = self._patience if sent_before else timedelta(0)
         for look in (job_store.queued, job_store.lapsed):
             last: JobRow | None = None
             while True:
                 page = partial(look, queue=queue, after=last, limit=CHUNK, since=since)
-                found, lost, dead_here = await self._database.read(partial(_judge, page=page, sent_before=sent_before))
+                found, lost_here, dead_here = await self._database.read(
+                    partial(_judge, page=page, sent_before=sent_before)
+                )
                 dead += dead_here
-                work = partial(self._dispatch_again, expected=sent_before is None)
-                results = await write_each(self._database, lost, work)
-                total += sum(result is True for result in results)
+                lost += lost_here
                 if len(found) < CHUNK:
                     break
                 last = found[-1]
         if dead:
-            # Listed and sent again by operators, who have no call for it yet.
-            log.error("jobs wait for events that are dead: cancel and retry them", queue=queue, jobs=dead)
+            log.error("jobs wait for events that are dead: requeue the events, or cancel the jobs", jobs=dead)
+        return lost
+
+    async def _dispatch_all(self, lost: Sequence[JobRow], *, expected: bool) -> int:
+        total = 0
+        for start in range(0, len(lost), CHUNK):
+            work = partial(self._dispatch_again, expected=expected)
+            results = await write_each(self._database, lost[start : start + CHUNK], work)
+            total += sum(result is True for result in results)
         return total
 
     async def _dispatch_again(
@@ -136,6 +165,31 @@ class Reconciliation:
         if dispatched:
             tx.after_commit(lambda: _tell(dispatched, expected=expected))
         return [job.job_id in dispatched for job in lost]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """What is known of a queue that an executor waits on.
+
+    Attributes:
+        sent_before: a message that was sent earlier would have arrived.
+        ready: messages that the broker held then, at most.
+
+    """
+
+    sent_before: datetime
+    ready: int
+
+
+def _sight(queue: QueueRow | None, idle_since: datetime) -> _Sight | None:
+    """Return what two fresh reports say of a queue; None if it is paused or nobody has looked into the broker twice."""
+    if queue is None or queue.paused_at is not None or queue.ready_before_at is None or queue.read_at is None:
+        return None
+    if queue.read_at - queue.ready_before_at > FRESH_DEPTH:
+        return None
+    return _Sight(
+        sent_before=min(idle_since, queue.ready_before_at), ready=max(queue.ready or 0, queue.ready_before or 0)
+    )
 
 
 async def _judge(
@@ -166,4 +220,4 @@ def _is_lost(dispatch: Dispatch | None, sent_before: datetime | None) -> bool:
         return dispatch.status != EventStatus.PENDING
     if dispatch.status in ON_ITS_WAY:
         return False
-    return dispatch.published_at is None or dispatch.published_at <= sent_before
+    return dispatch.settled_at is None or dispatch.settled_at <= sent_before

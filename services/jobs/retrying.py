@@ -15,6 +15,7 @@ from aijobs.errors import JobNotFound, JobNotRetryable, RetryInProgress, Snapsho
 from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs import transitions
+from services.jobs.ranking import line_of, open_ranking
 from services.jobs.store import contents, requests, users
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Kind
@@ -103,6 +104,9 @@ class JobRetrying:
             "retry_of": old.job_id,
             "root_job_id": old.root_job_id or old.job_id,
         }
+        ranking = await open_ranking(tx, [line_of(old)])
+        row["rank_at"] = ranking.rank(line_of(old))
+        await ranking.write(tx)
         reason = f"retry of {old.job_id}" + (f": {request.reason}" if request.reason else "")
         rows = await transitions.begin(
             tx, self._wakeups, [(row, snapshot)], actor=f"caller:{caller}", kind=Kind.RETRIED, reason=reason

@@ -52,6 +52,13 @@ class JobsSettings(ServiceSettings):
         default=timedelta(seconds=30), validation_alias="AIJOBS_CLAIM_RELEASE_SECONDS"
     )
 
+    #: How long a dispatcher may give no sign of life before its claims end (OB-3).
+    dispatcher_grace: Annotated[Seconds, Field(ge=timedelta(milliseconds=500), le=timedelta(minutes=10))] = Field(
+        default=timedelta(seconds=3), validation_alias="AIJOBS_DISPATCHER_GRACE_SECONDS"
+    )
+    #: Messages of one queue that wait in the broker, at most: what is there cannot be overtaken any more (QU-3).
+    queue_depth: Annotated[int, Field(ge=1, le=100_000)] = 50
+
     @field_validator("database_url")
     @classmethod
     def _database_url_is_one(cls, url: SecretStr) -> SecretStr:

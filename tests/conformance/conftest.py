@@ -19,6 +19,7 @@ from aijobs.errors import AijobsError
 from aijobs.registry import Registry
 from services.jobs.admission import NewJob
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
+from services.jobs.claim_release import ClaimRelease
 from services.jobs.creation import Created, JobCreation
 from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
 from services.jobs.lapsing import JobLapsing
@@ -26,7 +27,8 @@ from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, 
 from services.jobs.lifecycle import Lease
 from services.jobs.migrate import upgrade_with
 from services.jobs.operating import Operating
-from services.jobs.outbox import Outbox
+from services.jobs.outbox import Claim, Outbox
+from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries, Viewer
 from services.jobs.quotas import Limits, Quotas
 from services.jobs.reconciliation import Reconciliation
@@ -35,6 +37,7 @@ from services.jobs.retrying import JobRetrying
 from services.jobs.sessions import ExecutorSessions, Session
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.executors import Hello, QueueLoad
+from services.jobs.store.outbox import EventRow
 from services.jobs.usage import UsageLedger
 from services.jobs.wakeups import Signal, Wakeups
 from services.jobs.watching import JobWatching
@@ -88,6 +91,8 @@ class Jobs:
     session_grace: timedelta = timedelta(seconds=1)
     sweep_patience: timedelta = timedelta(seconds=10)
     most_takeovers: int = 3
+    queue_depth: int = 1000
+    dispatcher_grace: timedelta = timedelta(seconds=3)
     limits: Limits = field(default_factory=lambda: Limits(live=100))
     limits_by_type: Mapping[str, Limits] = field(default_factory=dict)
     wakeups: Wakeups = field(default_factory=Wakeups)
@@ -123,9 +128,15 @@ class Jobs:
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)
         self.ledger = UsageLedger(self.database)
-        self.outbox = Outbox(
-            self.database, self.wakeups, claim_time=self.claim_time, release_interval=timedelta(milliseconds=20)
+        self.outbox = Outbox(self.database, self.wakeups, claim_time=self.claim_time, queue_depth=self.queue_depth)
+        self.claim_release = ClaimRelease(
+            self.database,
+            self.wakeups,
+            self.outbox,
+            grace=self.dispatcher_grace,
+            interval=timedelta(milliseconds=20),
         )
+        self.promotion = Promotion(self.database, self.wakeups)
 
     async def create(self, **changes: Any) -> Created:
         (created,) = await self.creation.create(changes.pop("caller", "backend"), [new_job(**changes)])
@@ -169,17 +180,21 @@ class Jobs:
             viewer, Cancel(request_id=request_id or uuid4().hex, job_id=job_id, reason="")
         )
 
-    async def claim(self, token: str | None = None, limit: int = 10, wait: timedelta = timedelta(0), **changes: Any):
-        return await self.outbox.claim(
+    async def claim(
+        self, token: str | None = None, limit: int = 10, wait: timedelta = timedelta(0), **changes: Any
+    ) -> list[EventRow]:
+        claim = Claim(
             **{
-                "claim_token": token or uuid4().hex,
+                "token": token or uuid4().hex,
                 "dispatcher_id": "dispatcher-1",
                 "event_types": ["ai.job.enqueue", "ai.job.completed", "ai.job.failed", "ai.job.cancelled"],
+                "ready": {},
                 "limit": limit,
                 "wait": wait,
                 **changes,
             }
         )
+        return list(await self.outbox.claim(claim))
 
     async def rows(self, table: Table, *order: str) -> list[RowMapping]:
         """Read a whole table."""

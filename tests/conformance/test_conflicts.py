@@ -61,7 +61,7 @@ async def put_in_the_way(rival: AsyncConnection, lease: Lease, what: str) -> Non
         case "event":
             row = {"event_id": "rival", "event_type": "t", "aggregate_type": "t", "aggregate_id": lease.job_id}
             row |= {"dedupe_key": f"ai.job.completed:{lease.job_id}:1", "payload_json": "", "status": "pending"}
-            times = {"available_at": now(), "created_at": now()}
+            times = {"rank_at": now(), "created_at": now()}
             await rival.execute(insert(outbox_events).values(attempt_count=0, **row, **times))
 
 

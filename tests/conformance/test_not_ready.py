@@ -44,7 +44,7 @@ async def test_a_message_that_comes_before_its_job_is_due_leads_to_another_one(j
     due = datetime.now(UTC) + timedelta(hours=1)
     job_id = (await jobs.create(run_at=due)).job.job_id
     assert isinstance(await jobs.try_lock(job_id), JobNotReady)
-    assert await enqueued(jobs, job_id) == ["1 pending", "2 pending"]
+    assert await enqueued(jobs, job_id) == ["1 scheduled", "2 scheduled"]
     assert {row["available_at"] for row in await jobs.rows(outbox_events)} == {due}
     assert await jobs.claim() == [], "no hot loop"
 
@@ -109,7 +109,7 @@ async def test_an_executor_gets_no_job_of_a_type_that_it_did_not_name(jobs: Jobs
     jobs.opened["newer"] = await jobs.sessions.open(hello("newer", "patient"))
     jobs.opened["older"] = await jobs.sessions.open(hello("older", "testing"))
     assert isinstance(await jobs.try_lock(event.aggregate_id, executor_id="older"), JobNotReady)
-    assert await enqueued(jobs, event.aggregate_id) == ["1 processing", "2 pending"]
+    assert await enqueued(jobs, event.aggregate_id) == ["1 processing", "2 scheduled"]
     assert await jobs.claim() == [], "available again after five seconds"
     # The delay is that of the dispatch, not of the job: but then nobody knows when a message comes, so it is kept.
     assert isinstance(await jobs.try_lock(event.aggregate_id, executor_id="newer"), JobNotReady)

@@ -18,9 +18,10 @@ async def make_due(jobs: Jobs) -> None:
     """Let backoffs pass, as time would."""
 
     async def work(tx) -> None:
-        await tx.execute(text("UPDATE outbox_events SET available_at = created_at"))
+        await tx.execute(text("UPDATE outbox_events SET available_at = created_at WHERE available_at IS NOT NULL"))
 
     await jobs.database.write(work)
+    await jobs.promotion.promote()
 
 
 async def end_claims(jobs: Jobs) -> None:
@@ -65,7 +66,7 @@ async def test_a_repeated_claim_begins_anew(jobs: Jobs) -> None:
     (event,) = await jobs.claim(token)
     await end_claims(jobs)
     assert await jobs.claim(token) == [event]
-    assert await jobs.outbox._release_expired() == 0
+    assert await jobs.claim_release.release_expired() == 0
 
 
 async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs) -> None:
@@ -99,7 +100,7 @@ async def test_a_published_event_is_done(jobs: Jobs) -> None:
     assert await jobs.outbox.settle(token, published) == [None], "a repeat gets the same answer"
     (row,) = await jobs.rows(outbox_events, "id")
     assert (row["status"], row["attempt_count"]) == ("published", 0)
-    assert row["published_at"] is not None
+    assert row["settled_at"] is not None
 
 
 async def test_a_settle_without_the_claim_is_refused(jobs: Jobs) -> None:
@@ -108,7 +109,7 @@ async def test_a_settle_without_the_claim_is_refused(jobs: Jobs) -> None:
     frozen, other = uuid4().hex, uuid4().hex
     (event,) = await jobs.claim(frozen)
     await end_claims(jobs)
-    releasing = asyncio.create_task(jobs.outbox.run())
+    releasing = asyncio.create_task(jobs.claim_release.run())
     (again,) = await jobs.claim(other, wait=LONG)
     releasing.cancel()
     assert again.event_id == event.event_id
@@ -138,7 +139,7 @@ async def test_only_an_events_own_faults_use_up_its_attempts(jobs: Jobs) -> None
         statuses.append((row["status"], row["attempt_count"]))
         assert await jobs.claim() == [], "it waits before its next attempt"
         await make_due(jobs)
-    assert statuses == [("pending", 1), ("pending", 2), ("dead", 3)]
+    assert statuses == [("scheduled", 1), ("scheduled", 2), ("dead", 3)]
     assert await jobs.claim() == []
 
 
@@ -149,7 +150,7 @@ async def test_all_expired_claims_are_released_at_once(jobs: Jobs) -> None:
         await jobs.creation.create("backend", batch)
     assert len(await jobs.claim(limit=250)) == 250
     await end_claims(jobs)
-    assert await jobs.outbox._release_expired() == 250
+    assert await jobs.claim_release.release_expired() == 250
     assert len(await jobs.claim(limit=250)) == 250
 
 
@@ -180,7 +181,7 @@ async def test_a_batch_settles_each_event_by_itself(jobs: Jobs) -> None:
         ],
     )
     assert [result is None for result in results] == [True, True, True, False]
-    assert [row["status"] for row in await jobs.rows(outbox_events, "id")] == ["published", "pending", "pending"]
+    assert [row["status"] for row in await jobs.rows(outbox_events, "id")] == ["published", "scheduled", "scheduled"]
 
 
 async def test_a_late_copy_of_a_claim_takes_no_event_that_was_settled_under_its_token(jobs: Jobs) -> None:

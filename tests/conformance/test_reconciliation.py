@@ -30,7 +30,8 @@ async def age(jobs: Jobs, seconds: int = 120) -> None:
     async def work(tx: Transaction) -> None:
         for table, columns in (
             ("jobs", ("created_at", "lapsed_at", "due_at")),
-            ("outbox_events", ("published_at", "available_at")),
+            ("outbox_events", ("settled_at", "available_at")),
+            ("queues", ("ready_at", "ready_before_at")),
         ):
             for column in columns:
                 past = f"{column} - {seconds * 1_000_000}" if tx.sqlite else f"{column} - INTERVAL {seconds} SECOND"
@@ -40,7 +41,16 @@ async def age(jobs: Jobs, seconds: int = 120) -> None:
 
 
 async def idle(jobs: Jobs, span: timedelta = LONG, free_slots: int = 1) -> None:
+    """Have an executor with a free slot, and two reports of an empty queue in the broker."""
+    await depth(jobs, 0, 0)
     await jobs.sessions.open(hello("idle-executor", free_slots=free_slots, idle=span))
+
+
+async def depth(jobs: Jobs, *ready: int, apart: int = 2) -> None:
+    """Have a dispatcher say how many messages it sees in the broker."""
+    for number in ready:
+        await age(jobs, apart)
+        await jobs.claim(limit=0, ready={"ai-interactive": number})
 
 
 async def keys(jobs: Jobs) -> list[str]:
@@ -128,9 +138,11 @@ async def test_jobs_of_a_paused_queue_and_jobs_that_are_not_due_wait(jobs: Jobs)
     assert await jobs.reconciliation.sweep() == 0
     await jobs.create()
     await published(jobs)
+    await idle(jobs)
     await jobs.operating.pause("ops", "ai-interactive", "")
     assert await jobs.reconciliation.sweep() == 0
     await jobs.operating.resume("ops", "ai-interactive")
+    await idle(jobs)
     assert await jobs.reconciliation.sweep() == 1
 
 

@@ -47,7 +47,7 @@ async def fill(database: Database, count: int) -> None:
     )
     event_rows = (
         "INSERT INTO outbox_events (event_id, event_type, aggregate_type, aggregate_id, dedupe_key, payload_json,"
-        " queue, status, attempt_count, available_at, created_at, published_at)"
+        " queue, status, attempt_count, rank_at, created_at, settled_at)"
         " SELECT job_id, 'ai.job.enqueue', 'AiJob', job_id, CONCAT('ai.job.enqueue\\:', job_id, '\\:1'), '{{}}', queue,"
         " '{status}', 0, created_at, created_at, {published} FROM jobs WHERE lifecycle_status = '{state}' LIMIT {limit}"
     )
@@ -121,7 +121,10 @@ async def every_use(jobs: Jobs) -> None:
     token = uuid4().hex
     claimed = await jobs.claim(token, limit=5)
     await jobs.outbox.settle(token, [SettleRequest(event_id=e.event_id, result=Published()) for e in claimed])
-    await jobs.outbox._release_expired()
+    await jobs.claim_release.release_expired()
+    await jobs.claim_release.release_orphaned()
+    await jobs.claim_release.look_for_parked()
+    await jobs.promotion.promote()
     await jobs.lapsing.reap()
     await jobs.sessions.open(hello("idle", free_slots=1, idle=timedelta(hours=1)))
     await jobs.reconciliation.sweep()

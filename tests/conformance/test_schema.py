@@ -35,7 +35,7 @@ async def test_migrating_again_changes_nothing(database: Database, database_url:
     assert await upgrade_with(database_url) == []
 
 
-@pytest.mark.parametrize("at", ["0001", "0002"])
+@pytest.mark.parametrize("at", ["0001", "0002", "0003"])
 async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str, at: str) -> None:
     """MySQL commits each statement by itself: some are done, the revision is not. SQLite does all of them or none."""
     database = Database(mariadb_url)
@@ -48,11 +48,18 @@ async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str
             "ALTER TABLE jobs DROP CONSTRAINT ck_jobs_running_is_leased, DROP COLUMN legacy_status",
             "UPDATE alembic_version SET version_num = '0001'",
         ),
+        "0003": (
+            "DROP TABLE dispatchers",
+            "DROP INDEX ix_outbox_events_settled_at ON outbox_events",
+            "ALTER TABLE outbox_events DROP CONSTRAINT ck_outbox_events_pending_is_ranked",
+            "ALTER TABLE queues DROP CONSTRAINT ck_queues_ready_has_time, DROP COLUMN ready",
+            "UPDATE alembic_version SET version_num = '0002'",
+        ),
     }[at]
     async with database.engine.begin() as connection:
         for statement in statements:
             await connection.execute(text(statement))
-    assert (await upgrade_with(mariadb_url))[-1] == "0002"
+    assert (await upgrade_with(mariadb_url))[-1] == "0003"
     async with database.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
     await database.close()
@@ -102,18 +109,26 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
         await tx.execute(
             text(
                 "INSERT INTO outbox_events (event_id, event_type, aggregate_type, aggregate_id, dedupe_key,"
-                " payload_json, status, attempt_count, available_at, created_at) SELECT 'e', 'ai.job.enqueue', 'AiJob',"
-                " job_id, 'k', '{}', 'pending', 0, created_at, created_at FROM jobs"
+                " payload_json, status, attempt_count, available_at, created_at, published_at)"
+                " SELECT 'e', 'ai.job.enqueue', 'AiJob', job_id, 'k', '{}', 'pending', 0, created_at, created_at, NULL"
+                " FROM jobs UNION SELECT 'p', 'ai.job.enqueue', 'AiJob', job_id, 'l', '{}', 'published', 0, created_at,"
+                " created_at, created_at FROM jobs"
             )
         )
 
     await database.write(insert_old)
-    assert await upgrade_with(database_url) == ["0002"]
+    assert await upgrade_with(database_url) == ["0002", "0003"]
     jobs = Jobs(database)
     (row,) = await jobs.rows(tables.jobs)
     assert {name: row[name] for name in values} == values
     assert (row["takeover_count"], row["due_at"], row["legacy_status"]) == (0, None, "pending")
-    assert [event["queue"] for event in await jobs.rows(tables.outbox_events)] == ["ai-interactive"]
+    assert row["rank_at"] == row["created_at"]
+    stored = await jobs.rows(tables.outbox_events, "event_id")
+    assert [(event["queue"], event["status"], event["settled_at"]) for event in stored] == [
+        ("ai-interactive", "pending", None),
+        ("ai-interactive", "published", row["created_at"]),
+    ]
+    assert [event.event_id for event in await jobs.claim()] == ["e"]
     assert isinstance(await jobs.try_lock(job_id), Locked)
     with pytest.raises(DBAPIError):
         await jobs.database.write(lambda tx: tx.execute(text("UPDATE jobs SET lapsed_at = created_at")))

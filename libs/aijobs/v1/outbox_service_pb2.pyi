@@ -75,17 +75,38 @@ class ClaimEventsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReadyMessagesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DISPATCHER_ID_FIELD_NUMBER: _builtins.int
     CLAIM_TOKEN_FIELD_NUMBER: _builtins.int
     EVENT_TYPES_FIELD_NUMBER: _builtins.int
     MAX_EVENTS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    READY_MESSAGES_FIELD_NUMBER: _builtins.int
     dispatcher_id: _builtins.str
     """The dispatcher process; new at every process start."""
     claim_token: _builtins.str
     """A fresh random token, 16 to 64 printable ASCII characters."""
     max_events: _builtins.int
-    """How many at most, 1 to 100."""
+    """How many at most, up to 100. 0: none; the call only says that the dispatcher lives, and answers at once."""
     @_builtins.property
     def event_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Event types that this dispatcher can send. Others are left for newer dispatchers."""
@@ -93,6 +114,12 @@ class ClaimEventsRequest(_message.Message):
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
         """How long to wait for the first event, at most 20 seconds."""
+
+    @_builtins.property
+    def ready_messages(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many messages wait in the broker, by queue, as seen just before the call. A queue gets no more events than its
+        limit leaves room for. When events have to wait for room, the call ends early, so that the caller looks again.
+        """
 
     def __init__(
         self,
@@ -102,10 +129,11 @@ class ClaimEventsRequest(_message.Message):
         event_types: _abc.Iterable[_builtins.str] | None = ...,
         max_events: _builtins.int = ...,
         wait: _duration_pb2.Duration | None = ...,
+        ready_messages: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_token", b"claim_token", "dispatcher_id", b"dispatcher_id", "event_types", b"event_types", "max_events", b"max_events", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_token", b"claim_token", "dispatcher_id", b"dispatcher_id", "event_types", b"event_types", "max_events", b"max_events", "ready_messages", b"ready_messages", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

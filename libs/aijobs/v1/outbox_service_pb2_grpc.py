@@ -52,8 +52,9 @@ class OutboxServiceServicer:
     """
 
     def ClaimEvents(self, request, context):
-        """ClaimEvents waits for events and hands them to one dispatcher. A long poll, woken by the commit that wrote the
-        event. The claim token is made by the caller: the same token gets the same events.
+        """ClaimEvents waits for events and hands them to one dispatcher, in the order of their queue. A long poll, woken by
+        the commit that wrote the event. The claim token is made by the caller: the same token gets the same events. Every
+        call is a sign of life; a dispatcher that gives none for some seconds loses what it has claimed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,9 @@ class OutboxServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OutboxServiceAsyncStub: ...
     ClaimEvents: _grpc.UnaryUnaryMultiCallable[_outbox_service_pb2.ClaimEventsRequest, _outbox_service_pb2.ClaimEventsResponse]
-    """ClaimEvents waits for events and hands them to one dispatcher. A long poll, woken by the commit that wrote the
-    event. The claim token is made by the caller: the same token gets the same events.
+    """ClaimEvents waits for events and hands them to one dispatcher, in the order of their queue. A long poll, woken by
+    the commit that wrote the event. The claim token is made by the caller: the same token gets the same events. Every
+    call is a sign of life; a dispatcher that gives none for some seconds loses what it has claimed.
     """
     SettleEvents: _grpc.UnaryUnaryMultiCallable[_outbox_service_pb2.SettleEventsRequest, _outbox_service_pb2.SettleEventsResponse]
     """SettleEvents says what became of claimed events. Safe to repeat."""
@@ -46,8 +47,9 @@ class OutboxServiceAsyncStub(OutboxServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ClaimEvents: _aio.UnaryUnaryMultiCallable[_outbox_service_pb2.ClaimEventsRequest, _outbox_service_pb2.ClaimEventsResponse]  # type: ignore[assignment]
-    """ClaimEvents waits for events and hands them to one dispatcher. A long poll, woken by the commit that wrote the
-    event. The claim token is made by the caller: the same token gets the same events.
+    """ClaimEvents waits for events and hands them to one dispatcher, in the order of their queue. A long poll, woken by
+    the commit that wrote the event. The claim token is made by the caller: the same token gets the same events. Every
+    call is a sign of life; a dispatcher that gives none for some seconds loses what it has claimed.
     """
     SettleEvents: _aio.UnaryUnaryMultiCallable[_outbox_service_pb2.SettleEventsRequest, _outbox_service_pb2.SettleEventsResponse]  # type: ignore[assignment]
     """SettleEvents says what became of claimed events. Safe to repeat."""
@@ -61,8 +63,9 @@ class OutboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _outbox_service_pb2.ClaimEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_outbox_service_pb2.ClaimEventsResponse, _abc.Awaitable[_outbox_service_pb2.ClaimEventsResponse]]:
-        """ClaimEvents waits for events and hands them to one dispatcher. A long poll, woken by the commit that wrote the
-        event. The claim token is made by the caller: the same token gets the same events.
+        """ClaimEvents waits for events and hands them to one dispatcher, in the order of their queue. A long poll, woken by
+        the commit that wrote the event. The claim token is made by the caller: the same token gets the same events. Every
+        call is a sign of life; a dispatcher that gives none for some seconds loses what it has claimed.
         """
 
     @_abc_1.abstractmethod

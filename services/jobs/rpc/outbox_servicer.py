@@ -1,13 +1,15 @@
 """OutboxService: what dispatchers call."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, assert_never
 
 import grpc
 
+from aijobs.definition import Queue
 from aijobs.errors import InvalidInput
 from aijobs.v1 import outbox_service_pb2, outbox_service_pb2_grpc
-from services.jobs.outbox import Outbox, Published, PublishFailed, Released, SettleRequest
+from services.jobs.outbox import Claim, Outbox, Published, PublishFailed, Released, SettleRequest
 from services.jobs.rpc import translate
 
 LONGEST_WAIT = timedelta(seconds=20)
@@ -26,16 +28,19 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
     ) -> outbox_service_pb2.ClaimEventsResponse:
         """Wait for events and hand them out."""
         del context
-        if not 1 <= request.max_events <= MOST_EVENTS:
-            raise InvalidInput.field("max_events", f"must be from 1 to {MOST_EVENTS}")
+        if not 0 <= request.max_events <= MOST_EVENTS:
+            raise InvalidInput.field("max_events", f"must be from 0 to {MOST_EVENTS}")
         if not 1 <= len(request.event_types) <= MOST_TYPES:
             raise InvalidInput.field("event_types", f"name the 1 to {MOST_TYPES} event types that you can send")
         events = await self._outbox.claim(
-            claim_token=translate.token("claim_token", request.claim_token),
-            dispatcher_id=translate.identifier("dispatcher_id", request.dispatcher_id),
-            event_types=[translate.identifier("event_types", name) for name in request.event_types],
-            limit=request.max_events,
-            wait=translate.span("wait", request.wait, most=LONGEST_WAIT),
+            Claim(
+                token=translate.token("claim_token", request.claim_token),
+                dispatcher_id=translate.identifier("dispatcher_id", request.dispatcher_id),
+                event_types=[translate.identifier("event_types", name) for name in request.event_types],
+                ready=_ready_messages(request.ready_messages),
+                limit=request.max_events,
+                wait=translate.span("wait", request.wait, most=LONGEST_WAIT),
+            )
         )
         return outbox_service_pb2.ClaimEventsResponse(
             events=[
@@ -66,6 +71,13 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
             refused=lambda error: outbox_service_pb2.SettleResult(error=error),
         )
         return outbox_service_pb2.SettleEventsResponse(results=results)
+
+
+def _ready_messages(depths: Mapping[str, int]) -> dict[str, int]:
+    if any(ready < 0 for ready in depths.values()):
+        raise InvalidInput.field("ready_messages", "must not be negative")
+    # A newer dispatcher may know more queues than we do.
+    return {queue: ready for queue, ready in depths.items() if queue in list(Queue)}
 
 
 def _settle_request(message: outbox_service_pb2.EventSettlement) -> SettleRequest:

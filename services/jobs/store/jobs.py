@@ -45,6 +45,7 @@ class JobRow:
     cancel_requested_at: datetime | None
     run_at: datetime | None
     due_at: datetime | None
+    rank_at: datetime | None
     retry_of: str | None
     root_job_id: str | None
     created_at: datetime

@@ -1,24 +1,28 @@
 """Statements on `outbox_events`.
 
-    pending ──claim──▶ processing ──published──▶ published
-       ▲                   │
-       ├──released/expired─┤        costs no attempt: nobody's fault
-       └──failed───────────┴──attempt 3──▶ dead
+    scheduled ──due──▶ pending ──claim──▶ processing ──published──▶ published
+        ▲                 ▲                  │ │ │
+        │                 └──claim ended─────┘ │ └──attempt 3──▶ dead ──requeued──▶ pending
+        └──given back, or failed───────────────┘                  └──discarded by an operator
+
+Pending means due. Events of a queue are claimed in the order of their ranks, and a claim looks at each pair of queue
+and event type by itself: so the order is that of an index, and neither a paused queue nor events of a type that no
+dispatcher can send are passed over again and again.
 
 Every write after the claim is guarded by the claim token: a dispatcher whose claim ended can settle nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, union_all, update
 
 from services.jobs.store.database import Transaction
-from services.jobs.store.tables import outbox_events
-from services.jobs.store.time import UtcTime, now, now_plus
+from services.jobs.store.tables import dispatchers, outbox_events
+from services.jobs.store.time import now, now_plus
 
 events = outbox_events.c
 
@@ -34,13 +38,18 @@ class EventStatus(StrEnum):
     DISCARDED = "discarded"
 
 
+#: Nothing more happens to an event by itself once it is one of these.
+SETTLED = (EventStatus.PUBLISHED, EventStatus.DEAD, EventStatus.DISCARDED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
     """An event to write. The payload holds ids and codes only (OB-1).
 
     Attributes:
-        queue: the queue whose pause holds the event back; empty for events that no pause concerns.
-        available_at: when it may be claimed; None: at once.
+        queue: the queue whose order, pause and depth concern the event; empty for events of no queue.
+        rank_at: its place in the order; None: it gets one when it becomes due, or now if it belongs to no queue.
+        available_at: when it becomes due; None: it is.
 
     """
 
@@ -51,6 +60,7 @@ class NewEvent:
     dedupe_key: str
     payload_json: str
     queue: str = ""
+    rank_at: datetime | None = None
     available_at: datetime | None = None
 
 
@@ -67,35 +77,36 @@ class EventRow:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimState:
-    """What a settle needs to know of an event."""
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a claim takes in order: the events of one type in one queue."""
 
-    status: EventStatus
-    claim_token: str | None
-    attempt_count: int
+    queue: str
+    event_type: str
 
 
 async def append(tx: Transaction, new: Sequence[NewEvent]) -> None:
-    """Insert pending events. A conflict of the dedupe key aborts the transaction (ruling 20)."""
-    rows: list[dict[str, Any]] = [
-        {field.name: getattr(event, field.name) for field in fields(NewEvent)}
-        | {"status": EventStatus.PENDING, "attempt_count": 0}
-        for event in new
-    ]
-    if rows:
-        available: BindParameter[datetime] = bindparam("available_at", type_=UtcTime())
-        at = func.coalesce(available, now(), type_=UtcTime())
-        await tx.execute(insert(outbox_events).values(available_at=at, created_at=now()), rows)
+    """Insert events. A conflict of the dedupe key aborts the transaction (ruling 20)."""
+    for waits in (False, True):
+        rows: list[dict[str, Any]] = [
+            {field.name: getattr(event, field.name) for field in fields(NewEvent)}
+            | {"status": EventStatus.SCHEDULED if waits else EventStatus.PENDING, "attempt_count": 0}
+            for event in new
+            if (event.available_at is not None) == waits
+        ]
+        if rows:
+            rank: Any = bindparam("rank_at", type_=events.rank_at.type)
+            rank_at = rank if waits else func.coalesce(rank, now(), type_=events.rank_at.type)
+            await tx.execute(insert(outbox_events).values(rank_at=rank_at, created_at=now()), rows)
 
 
 async def claimed(tx: Transaction, claim_token: str) -> list[EventRow]:
-    """Read the events that a claim token holds."""
-    statement = select(events.id, *(events[field.name] for field in fields(EventRow))).where(
+    """Read the events that a claim token holds, in the order of their ranks."""
+    statement = select(events.rank_at, events.id, *(events[field.name] for field in fields(EventRow))).where(
         events.claim_token == claim_token, events.status == EventStatus.PROCESSING
     )
-    found = sorted((await tx.execute(statement)).all(), key=lambda row: int(row[0]))
-    return [EventRow(**dict(zip((field.name for field in fields(EventRow)), row[1:], strict=True))) for row in found]
+    found = sorted((await tx.execute(statement)).all(), key=lambda row: (row[0], int(row[1])))
+    return [EventRow(**dict(zip((field.name for field in fields(EventRow)), row[2:], strict=True))) for row in found]
 
 
 async def renew(tx: Transaction, claim_token: str, span: timedelta) -> list[EventRow]:
@@ -108,41 +119,44 @@ async def renew(tx: Transaction, claim_token: str, span: timedelta) -> list[Even
     return await claimed(tx, claim_token) if renewed.rowcount else []
 
 
-async def claim(
-    tx: Transaction,
-    *,
-    claim_token: str,
-    dispatcher_id: str,
-    event_types: Sequence[str],
-    queues: Sequence[str],
-    limit: int,
-    span: timedelta,
-) -> list[EventRow]:
-    """Claim the oldest due events of these types for `span`, skipping those that another claim holds just now.
+async def waiting(tx: Transaction, lanes: Mapping[Lane, int], *, claim_token: str = "") -> dict[Lane, list[int]]:
+    """Read the first pending events of lanes, at most the given number of each; lanes without any are missing.
 
-    Each queue is asked by itself, in the given order: so the order of its events is that of an index, and a paused
-    queue is left out without passing over its events.
+    Args:
+        tx: the transaction. No row is locked.
+        lanes: which, and how many of each.
+        claim_token: leave out events that were settled under this token: the claim is a late copy then, and its answer
+            goes to nobody.
+
     """
-    ids: list[int] = []
-    for queue in queues:
-        due = (
-            select(events.id)
-            .where(
-                events.status == EventStatus.PENDING,
-                events.queue == queue,
-                events.available_at <= now(),
-                events.event_type.in_(event_types),
-                # Settled under this very token already: the claim is a late copy, and its answer goes to nobody.
-                or_(events.claim_token.is_(None), events.claim_token != claim_token),
-            )
-            .order_by(events.available_at, events.id)
-            .limit(limit - len(ids))
+    numbered = list(lanes)
+    first = [
+        select(literal(number).label("lane"), events.id, events.rank_at)
+        .where(
+            events.status == EventStatus.PENDING,
+            events.queue == lane.queue,
+            events.event_type == lane.event_type,
+            or_(events.claim_token.is_(None), events.claim_token != claim_token),
         )
-        if not tx.sqlite:
-            due = due.with_for_update(skip_locked=True)
-        ids += (await tx.execute(due)).scalars().all()
-        if len(ids) == limit:
-            break
+        .order_by(events.rank_at, events.id)
+        .limit(lanes[lane])
+        .subquery()
+        for number, lane in enumerate(numbered)
+    ]
+    found: dict[Lane, list[int]] = {}
+    rows = (await tx.execute(union_all(*(select(one) for one in first)))).all()
+    for number, event_id, _ in sorted(rows, key=lambda row: (row[0], row[2], row[1])):
+        found.setdefault(numbered[number], []).append(event_id)
+    return found
+
+
+async def claim(
+    tx: Transaction, ids: Sequence[int], *, claim_token: str, dispatcher_id: str, span: timedelta
+) -> list[EventRow]:
+    """Claim those of these events that are still pending and that no other claim holds just now."""
+    if not tx.sqlite:
+        free = select(events.id).where(events.id.in_(sorted(ids)), events.status == EventStatus.PENDING)
+        ids = (await tx.execute(free.with_for_update(skip_locked=True))).scalars().all()
     if not ids:
         return []
     await tx.execute(
@@ -156,6 +170,28 @@ async def claim(
         )
     )
     return await claimed(tx, claim_token)
+
+
+async def on_their_way(tx: Transaction, queues: Sequence[str], *, since: timedelta) -> dict[str, int]:
+    """Count, by queue, the events that are claimed and those that were published in the last `since`."""
+    claimed_now = select(events.queue, events.id).where(
+        events.status == EventStatus.PROCESSING, events.queue.in_(queues)
+    )
+    sent = select(events.queue, events.id).where(
+        events.settled_at > now_plus(-since), events.status == EventStatus.PUBLISHED, events.queue.in_(queues)
+    )
+    both = union_all(claimed_now, sent).subquery()
+    counts = await tx.execute(select(both.c.queue, func.count()).group_by(both.c.queue))
+    return {queue: int(count) for queue, count in counts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimState:
+    """What a settle needs to know of an event."""
+
+    status: EventStatus
+    claim_token: str | None
+    attempt_count: int
 
 
 async def claim_states(tx: Transaction, event_ids: Sequence[str]) -> dict[str, ClaimState]:
@@ -175,7 +211,7 @@ async def claim_states(tx: Transaction, event_ids: Sequence[str]) -> dict[str, C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What to write about a claimed event. `delay` postpones its next claim."""
+    """What to write about a claimed event. `delay`: how long a scheduled one waits."""
 
     event_id: str
     status: EventStatus
@@ -186,52 +222,56 @@ class Settlement:
 
 async def settle(tx: Transaction, claim_token: str, settlements: Sequence[Settlement]) -> None:
     """Settle events that the claim token holds. They keep the token, so that a repeated settle is recognised."""
-    if not settlements:
-        return
-    to_status: BindParameter[str] = bindparam("v_status")
-    statement = (
-        update(outbox_events)
-        .where(
-            events.event_id == bindparam("g_event_id"),
-            events.claim_token == claim_token,
-            events.status == EventStatus.PROCESSING,
-        )
-        .values(
-            attempt_count=bindparam("v_attempt_count"),
-            last_error=bindparam("v_last_error"),
-            claim_until=None,
-            published_at=case((to_status == EventStatus.PUBLISHED, now()), else_=None),
-            status=to_status,
-        )
+    statement = update(outbox_events).where(
+        events.event_id == bindparam("g_event_id"),
+        events.claim_token == claim_token,
+        events.status == EventStatus.PROCESSING,
     )
-    for delay in sorted({settlement.delay for settlement in settlements}):
-        delayed = statement.values(available_at=now_plus(delay)) if delay else statement
+    for status, delay in sorted({(settlement.status, settlement.delay) for settlement in settlements}):
         await tx.execute(
-            delayed,
+            statement.values(
+                status=status,
+                attempt_count=bindparam("v_attempt_count"),
+                last_error=bindparam("v_last_error"),
+                claim_until=None,
+                settled_at=now() if status in SETTLED else None,
+                available_at=now_plus(delay) if status == EventStatus.SCHEDULED else None,
+            ),
             [
                 {
                     "g_event_id": settlement.event_id,
-                    "v_status": settlement.status,
                     "v_attempt_count": settlement.attempt_count,
                     "v_last_error": settlement.last_error,
                 }
                 for settlement in settlements
-                if settlement.delay == delay
+                if (settlement.status, settlement.delay) == (status, delay)
             ],
         )
 
 
-async def release_expired(tx: Transaction, limit: int) -> int:
+async def release_expired(tx: Transaction, *, limit: int) -> int:
     """Give back events whose claim has ended, and return how many. Costs them no attempt (OB-3)."""
-    statement = (
+    ended = select(events.id).where(events.status == EventStatus.PROCESSING, events.claim_until < now())
+    return await _release(tx, ended.order_by(events.claim_until).limit(limit))
+
+
+async def release_orphaned(tx: Transaction, *, limit: int, unseen: timedelta) -> int:
+    """Give back events whose dispatcher was not seen for so long, and return how many (OB-3)."""
+    gone = (
         select(events.id)
-        .where(events.status == EventStatus.PROCESSING, events.claim_until < now())
-        .order_by(events.claim_until)
+        .where(
+            events.status == EventStatus.PROCESSING,
+            events.locked_by.in_(select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen))),
+        )
         .limit(limit)
     )
+    return await _release(tx, gone)
+
+
+async def _release(tx: Transaction, which: Select[tuple[int]]) -> int:
     if not tx.sqlite:
-        statement = statement.with_for_update(skip_locked=True)
-    ids = (await tx.execute(statement)).scalars().all()
+        which = which.with_for_update(skip_locked=True, of=outbox_events)
+    ids = (await tx.execute(which)).scalars().all()
     if ids:
         await tx.execute(
             update(outbox_events)
@@ -241,18 +281,84 @@ async def release_expired(tx: Transaction, limit: int) -> int:
     return len(ids)
 
 
+async def parked(tx: Transaction, sendable: Sequence[str]) -> dict[str, int]:
+    """Count pending events of other types than these, by type."""
+    statement = (
+        select(events.event_type, func.count())
+        .where(events.status == EventStatus.PENDING, events.event_type.not_in(sendable))
+        .group_by(events.event_type)
+    )
+    return {event_type: int(count) for event_type, count in await tx.execute(statement)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledEvent:
+    """An event that waits for its time. `rank_at` is None if it never had a place in the order."""
+
+    id: int
+    aggregate_id: str
+    dedupe_key: str
+    queue: str
+    rank_at: datetime | None
+
+
+def _due() -> Select[tuple[Any, ...]]:
+    return select(*(events[field.name] for field in fields(ScheduledEvent))).where(events.available_at <= now())
+
+
+async def due(tx: Transaction, *, limit: int, passed_over: int = 0) -> list[ScheduledEvent]:
+    """Read scheduled events whose time has come, the first ones first. No row is locked."""
+    statement = _due().order_by(events.available_at, events.id).limit(limit).offset(passed_over)
+    return [ScheduledEvent(**row) for row in (await tx.execute(statement)).mappings()]
+
+
+async def lock_due(tx: Transaction, ids: Sequence[int]) -> list[ScheduledEvent]:
+    """Lock those of these events that are still scheduled and due, and read them."""
+    statement = _due().where(events.id.in_(sorted(ids))).order_by(events.id)
+    if not tx.sqlite:
+        statement = statement.with_for_update()
+    return [ScheduledEvent(**row) for row in (await tx.execute(statement)).mappings()]
+
+
+async def until_due(tx: Transaction) -> timedelta | None:
+    """Read how long it is until the next scheduled event is due, negative if one is; None: there is none."""
+    first, moment = (await tx.execute(select(func.min(events.available_at), now()))).one()
+    return None if first is None else first - moment
+
+
+async def promote(tx: Transaction, ranks: Mapping[int, datetime]) -> None:
+    """Make locked scheduled events pending, each at its place in the order."""
+    if ranks:
+        statement = (
+            update(outbox_events)
+            .where(events.id == bindparam("g_id"), events.status == EventStatus.SCHEDULED)
+            .values(status=EventStatus.PENDING, available_at=None, rank_at=bindparam("v_rank_at"))
+        )
+        await tx.execute(statement, [{"g_id": id_, "v_rank_at": rank} for id_, rank in ranks.items()])
+
+
+async def drop(tx: Transaction, ids: Sequence[int]) -> None:
+    """Discard locked scheduled events that nobody needs any more."""
+    if ids:
+        await tx.execute(
+            update(outbox_events)
+            .where(events.id.in_(ids), events.status == EventStatus.SCHEDULED)
+            .values(status=EventStatus.DISCARDED, available_at=None, settled_at=now())
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Where an enqueue event is."""
+    """Where an enqueue event is, and since when if nothing more happens to it."""
 
     status: EventStatus
-    published_at: datetime | None
+    settled_at: datetime | None
 
 
 async def dispatches(tx: Transaction, dedupe_keys: Sequence[str]) -> dict[str, Dispatch]:
     """Read where events are, by their dedupe keys; those that are gone are missing in the answer."""
-    statement = select(events.dedupe_key, events.status, events.published_at).where(events.dedupe_key.in_(dedupe_keys))
+    statement = select(events.dedupe_key, events.status, events.settled_at).where(events.dedupe_key.in_(dedupe_keys))
     return {
-        key: Dispatch(status=EventStatus(status), published_at=published_at)
-        for key, status, published_at in await tx.execute(statement)
+        key: Dispatch(status=EventStatus(status), settled_at=settled_at)
+        for key, status, settled_at in await tx.execute(statement)
     }

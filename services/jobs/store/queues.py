@@ -1,31 +1,41 @@
-"""Statements on `queues`: which queues are paused (QU-2)."""
+"""Statements on `queues`: which ones are paused (QU-2), and how many messages the broker holds (QU-3, LC-13)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import queues
-from services.jobs.store.time import now
+from services.jobs.store.time import now, now_plus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """A queue that was paused at least once."""
+    """A queue, and the last two reports of how many of its messages nobody has taken yet."""
 
     queue: str
-    paused_at: datetime | None
-    paused_by: str
-    reason: str
+    paused_at: datetime | None = None
+    paused_by: str = ""
+    reason: str = ""
+    ready: int | None = None
+    ready_at: datetime | None = None
+    ready_before: int | None = None
+    ready_before_at: datetime | None = None
+    #: The database's time at which it was read; None: it has no row.
+    read_at: datetime | None = None
+
+
+#: A later report of a depth counts as another one only after this time.
+REPORT_INTERVAL = timedelta(seconds=1)
 
 
 async def every(tx: Transaction) -> dict[str, QueueRow]:
     """Read all rows, by queue."""
-    result = await tx.execute(select(queues).order_by(queues.c.queue))
+    result = await tx.execute(select(queues, now().label("read_at")).order_by(queues.c.queue))
     return {row["queue"]: QueueRow(**row) for row in result.mappings()}
 
 
@@ -34,9 +44,32 @@ async def paused(tx: Transaction) -> frozenset[str]:
     return frozenset((await tx.execute(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))).scalars())
 
 
+async def lock(tx: Transaction, names: Iterable[str]) -> dict[str, QueueRow]:
+    """Hold queues alone until the transaction ends, and read them; those without a row get one."""
+    await create(tx, names)
+    result = await tx.execute(select(queues, now().label("read_at")).where(queues.c.queue.in_(sorted(names))))
+    return {row["queue"]: QueueRow(**row) for row in result.mappings()}
+
+
+async def report(tx: Transaction, depths: Mapping[str, int]) -> None:
+    """Store how many messages queues hold that nobody has taken. Each queue must have a row."""
+    fresh = or_(queues.c.ready_at.is_(None), queues.c.ready_at < now_plus(-REPORT_INTERVAL))
+    for queue, ready in sorted(depths.items()):
+        statement = update(queues).where(queues.c.queue == queue, fresh)
+        # MySQL evaluates from left to right: what is written must not be read afterwards.
+        await tx.execute(
+            statement.ordered_values(
+                (queues.c.ready_before, queues.c.ready),
+                (queues.c.ready_before_at, queues.c.ready_at),
+                (queues.c.ready, ready),
+                (queues.c.ready_at, now()),
+            )
+        )
+
+
 async def create(tx: Transaction, names: Iterable[str]) -> None:
     """Create the rows of queues that have none, and hold these rows until the transaction ends."""
-    rows = [{"queue": name, "paused_at": None, "paused_by": "", "reason": ""} for name in sorted(names)]
+    rows = [{"queue": name, "paused_at": None, "paused_by": "", "reason": ""} for name in sorted(set(names))]
     if tx.sqlite:
         await tx.execute(sqlite_insert(queues).values(rows).on_conflict_do_nothing())
     else:

@@ -105,6 +105,12 @@ queues = Table(
     Column("paused_at", UtcTime, nullable=True),
     Column("paused_by", ascii_text(128), nullable=False),
     Column("reason", String(256), nullable=False),
+    Column("ready", Integer, nullable=True),
+    Column("ready_at", UtcTime, nullable=True),
+    Column("ready_before", Integer, nullable=True),
+    Column("ready_before_at", UtcTime, nullable=True),
+    CheckConstraint("(ready IS NULL) = (ready_at IS NULL)", name="ready_has_time"),
+    CheckConstraint("(ready_before IS NULL) = (ready_before_at IS NULL)", name="ready_before_has_time"),
     comment="A queue without a row is not paused.",
     **MYSQL_OPTIONS,
 )
@@ -127,6 +133,29 @@ executors = Table(
     CheckConstraint("lost_at IS NULL OR disconnected_at IS NOT NULL", name="lost_was_disconnected"),
     Index(None, "seen_at"),
     comment="One row per executor process. Locked before the jobs that it holds.",
+    **MYSQL_OPTIONS,
+)
+
+dispatchers = Table(
+    "dispatchers",
+    metadata,
+    Column("dispatcher_id", ascii_text(128), primary_key=True),
+    Column("first_seen_at", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Index(None, "seen_at"),
+    comment="One row per dispatcher process. Its claims end when it is not seen any more.",
+    **MYSQL_OPTIONS,
+)
+
+virtual_times = Table(
+    "virtual_times",
+    metadata,
+    Column("user_id", ascii_text(128), primary_key=True),
+    Column("queue", ascii_text(64), primary_key=True),
+    Column("priority", SmallInteger, primary_key=True, autoincrement=False),
+    Column("virtual_at", UtcTime, nullable=False),
+    Index(None, "virtual_at"),
+    comment="Where the next job of a user takes its place in the order of a queue. One in the past says nothing.",
     **MYSQL_OPTIONS,
 )
 
@@ -163,6 +192,7 @@ jobs = Table(
     Column("cancel_requested_at", UtcTime, nullable=True),
     Column("run_at", UtcTime, nullable=True),
     Column("due_at", UtcTime, nullable=True),
+    Column("rank_at", UtcTime, nullable=True),
     Column("retry_of", ascii_text(36), nullable=True),
     Column("root_job_id", ascii_text(36), nullable=True),
     Column("created_at", UtcTime, nullable=False),
@@ -205,6 +235,7 @@ jobs = Table(
     Index(None, "lapsed_at", "job_id"),
     Index(None, "locked_by"),
     Index(None, "retry_of"),
+    Index(None, "finished_at"),
     **MYSQL_OPTIONS,
 )
 
@@ -281,20 +312,28 @@ outbox_events = Table(
     Column("queue", ascii_text(64), nullable=False, server_default=""),
     Column("status", ascii_text(16), nullable=False),
     Column("attempt_count", Integer, nullable=False),
-    Column("available_at", UtcTime, nullable=False),
+    Column("available_at", UtcTime, nullable=True),
+    Column("rank_at", UtcTime, nullable=True),
     Column("claim_token", ascii_text(64), nullable=True),
     Column("locked_by", ascii_text(128), nullable=True),
     Column("claim_until", UtcTime, nullable=True),
     Column("created_at", UtcTime, nullable=False),
-    Column("published_at", UtcTime, nullable=True),
+    Column("settled_at", UtcTime, nullable=True),
     Column("last_error", ascii_text(64), nullable=True),
     Column("trace_context", ascii_text(512), nullable=True),
     CheckConstraint(
         "status IN ('scheduled', 'pending', 'processing', 'published', 'dead', 'discarded')", name="status"
     ),
     CheckConstraint("(status = 'processing') = (claim_until IS NOT NULL)", name="processing_is_claimed"),
-    CheckConstraint("(status = 'published') = (published_at IS NOT NULL)", name="published_has_time"),
-    Index(None, "status", "queue", "available_at", "id"),
+    CheckConstraint("(status = 'scheduled') = (available_at IS NOT NULL)", name="scheduled_has_time"),
+    CheckConstraint("status <> 'pending' OR rank_at IS NOT NULL", name="pending_is_ranked"),
+    CheckConstraint(
+        "(status IN ('published', 'dead', 'discarded')) = (settled_at IS NOT NULL)", name="settled_has_time"
+    ),
+    Index(None, "status", "queue", "event_type", "rank_at", "id"),
+    # Only scheduled events have the first, only settled ones the second.
+    Index(None, "available_at"),
+    Index(None, "settled_at"),
     Index(None, "status", "claim_until"),
     Index(None, "claim_token"),
     Index(None, "aggregate_id"),

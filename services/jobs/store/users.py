@@ -16,7 +16,10 @@ async def lock(tx: Transaction, user_ids: Iterable[str]) -> None:
     In one statement, because INSERT IGNORE and then SELECT … FOR UPDATE takes a shared lock first, and two of those
     deadlock each other. ON DUPLICATE KEY UPDATE takes the exclusive lock at once.
     """
-    rows = [{"user_id": user_id, "created_at": now()} for user_id in sorted(set(user_ids))]
+    user_ids = set(user_ids)
+    if not user_ids:
+        return
+    rows = [{"user_id": user_id, "created_at": now()} for user_id in sorted(user_ids)]
     if tx.sqlite:
         await tx.execute(sqlite_insert(users).values(rows).on_conflict_do_nothing())
     else:

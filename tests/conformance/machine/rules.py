@@ -145,6 +145,8 @@ class JobMachine(RuleBasedStateMachine):
     @rule(pick=PICK, how=DISPATCH, limit=LIMIT, words=RESULTS)
     def dispatch(self, pick: int, how: str, limit: int, words: list[str]) -> None:
         """Claim events and leave them; or publish them all; or settle what was claimed earlier, or was until then."""
+        if pick % 4:
+            self.stage.run(self.upkeep.promote())
         if how == "late":
             self.stage.run(self.upkeep.claim(self._name("claim"), limit))
             self.stage.clock.advance(timedelta(seconds=61))
@@ -170,6 +172,7 @@ class JobMachine(RuleBasedStateMachine):
     def sweep(self, executor_id: str, late: int, idle: bool, act: tuple[str, int]) -> None:
         """Sweep; if late, after the messages of all jobs were lost."""
         if late:
+            self.stage.run(self.upkeep.promote())
             self._publish(100)
         self.stage.clock.advance(timedelta(seconds=late))
         self.stage.run(self.upkeep.sweep(executor_id if idle else None, self._meanwhile(act)))

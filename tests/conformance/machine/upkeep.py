@@ -9,9 +9,10 @@ from services.jobs.events import EventType
 from services.jobs.leasing import LockRequest
 from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
 from services.jobs.store.executors import QueueLoad
+from services.jobs.store.queues import REPORT_INTERVAL
 from tests.conformance.conftest import success
 from tests.conformance.machine.holders import Holders, lapses
-from tests.conformance.machine.stage import LEASE_GRACE, PATIENCE, Again, Meanwhile, Stage
+from tests.conformance.machine.stage import LEASE_GRACE, PATIENCE, TICK, Again, Meanwhile, Stage
 from tests.conformance.machine.world import Row, World, due, ended, leased
 
 QUEUE = "ai-interactive"
@@ -32,13 +33,11 @@ class Upkeep:
     async def claim(self, token: str, limit: int) -> Sequence[str]:
         """Claim events: those that the claim holds already, or others that are due and that no pause holds back."""
         step = await self._stage.step(f"claim({token})", lambda: self._stage.services.claim(token, limit))
-        now = self._stage.clock.now
         held = [row for row in step.before.events.values() if _holds(row, token)]
         open_ = [
             row
             for row in step.before.events.values()
             if row["status"] == "pending"
-            and row["available_at"] <= now
             and row["queue"] not in step.before.paused
             # Settled under this token: whoever claims with it once more is late.
             and row["claim_token"] != token
@@ -50,6 +49,7 @@ class Upkeep:
         else:
             assert set(given) <= {row["event_id"] for row in open_}
             assert len(given) == min(limit, len(open_))
+            assert _first_of_each_lane(open_, given)
         assert _untouched(step.before, step.after, given)
         if given:
             self.claims.append((token, given))
@@ -76,15 +76,33 @@ class Upkeep:
             if _holds(row, token):
                 settled.append(event_id)
                 attempts = row["attempt_count"] + isinstance(result, PublishFailed)
-                waits = "dead" if attempts == 3 else "pending"
+                waits = "dead" if attempts == 3 else "scheduled"
                 expected = "published" if isinstance(result, Published) else waits
                 assert (after[event_id]["status"], after[event_id]["attempt_count"]) == (expected, attempts)
         assert _untouched(step.before, step.after, settled)
         self.sent.append(lambda: self.settle(token, results))
 
+    async def promote(self) -> None:
+        """Make due events pending; those that lead nowhere any more are dropped."""
+        step = await self._stage.step("promote", self._stage.services.promotion.promote)
+        now = self._stage.clock.now
+        due_ = {
+            key: row
+            for key, row in step.before.events.items()
+            if row["status"] == "scheduled" and row["available_at"] <= now
+        }
+        assert step.answer == len(due_)
+        assert _untouched(step.before, step.after, [row["event_id"] for row in due_.values()], ranked=True)
+        for key, row in due_.items():
+            job = step.before.jobs[row["aggregate_id"]]
+            superseded = row["event_type"] == EventType.ENQUEUE and (
+                job["job_id"] not in step.before.waiting or step.before.dispatch(job["job_id"]) != row
+            )
+            assert step.after.events[key]["status"] == ("discarded" if superseded else "pending")
+
     async def release_claims(self) -> None:
         """End the claims that nobody settled in time."""
-        step = await self._stage.step("release claims", self._stage.services.outbox._release_expired)
+        step = await self._stage.step("release claims", self._stage.services.claim_release.release_expired)
         over = [
             row["event_id"]
             for row in step.before.events.values()
@@ -110,6 +128,7 @@ class Upkeep:
     async def sweep(self, reporter: str | None, meanwhile: Meanwhile | None) -> None:
         """Dispatch the jobs again whose message is lost, as far as an executor's idleness can tell, and no others."""
         if reporter in self._holders.sessions:
+            await self._report_depths()
             await self._report_idle(reporter)
         began, found_at = self._stage.world, self._stage.clock.now
         idle = [
@@ -131,6 +150,13 @@ class Upkeep:
         assert step.news.items() <= lost.items(), "a job was dispatched again whose message may still come"
         assert not idle or step.news == lost
         assert step.answer == len(step.news)
+
+    async def _report_depths(self) -> None:
+        """Have a dispatcher see twice that the broker holds no message."""
+        for _ in range(2):
+            self._stage.clock.advance(REPORT_INTERVAL + TICK)
+            step = await self._stage.step("depths", lambda: self._stage.services.claim(limit=0, ready={QUEUE: 0}))
+            assert step.quiet
 
     async def _report_idle(self, executor_id: str) -> None:
         session = self._holders.sessions[executor_id][-1]
@@ -167,6 +193,7 @@ class Upkeep:
         messages = [job_id for job_id in stage.world.waiting if stage.world.dispatch(job_id)["status"] == "dead"]
         await holders.hello("last")
         await self.sweep("last", None)
+        await self.promote()
         given = await self.claim(uuid4().hex, 1000)
         events = {row["event_id"]: row for row in stage.world.events.values()}
         messages += [events[id_]["aggregate_id"] for id_ in given if events[id_]["event_type"] == EventType.ENQUEUE]
@@ -187,11 +214,24 @@ def _holds(event: Row, token: str) -> bool:
     return bool(event["status"] == "processing" and event["claim_token"] == token)
 
 
-def _untouched(before: World, after: World, touched: Sequence[str]) -> bool:
-    """Tell whether nothing but these events changed."""
+def _first_of_each_lane(waiting: Sequence[Row], given: Sequence[str]) -> bool:
+    """Tell whether no event of a type was given while one of the same queue and type with a smaller rank was not."""
+    for lane in {(row["queue"], row["event_type"]) for row in waiting}:
+        ordered = sorted(
+            (row for row in waiting if (row["queue"], row["event_type"]) == lane),
+            key=lambda row: (row["rank_at"], row["id"]),
+        )
+        taken = [row["event_id"] in given for row in ordered]
+        if taken != sorted(taken, reverse=True):
+            return False
+    return True
+
+
+def _untouched(before: World, after: World, touched: Sequence[str], *, ranked: bool = False) -> bool:
+    """Tell whether nothing but these events changed, and perhaps the ranks of jobs."""
     changed = {key for key, event in before.events.items() if after.events.get(key) != event}
     return (
-        before.jobs == after.jobs
+        (ranked or before.jobs == after.jobs)
         and before.history == after.history
         and before.events.keys() == after.events.keys()
         and {before.events[key]["event_id"] for key in changed} <= set(touched)
@@ -209,5 +249,5 @@ def _lost(world: World, job_id: str, now: datetime) -> bool:
         due(job, since)
         and (job["lapsed_at"] or job["created_at"]) <= since
         and event["status"] == "published"
-        and event["published_at"] <= since
+        and event["settled_at"] <= since
     )

@@ -214,8 +214,11 @@ def _check_events(world: World, job: Row) -> None:
         assert dispatch_key(job["job_id"], number) in world.events, f"dispatch {number} has no event"
     if waits(job):
         event = world.dispatch(job["job_id"])
-        alive = event["status"] in ("pending", "processing", "published")
+        alive = event["status"] in ("scheduled", "pending", "processing", "published")
         assert alive or (event["status"], event["attempt_count"]) == ("dead", 3)
+        assert job["rank_at"] is not None or event["status"] == "scheduled", "it has no place among those that are due"
+    dispatches = [world.events[dispatch_key(job["job_id"], number)] for number in range(1, job["dispatch_no"] + 1)]
+    assert {event["rank_at"] for event in dispatches if event["status"] != "discarded"} <= {None, job["rank_at"]}
     told = [event for event in world.events.values() if event["aggregate_id"] == job["job_id"]]
     ends = [event["event_type"] for event in told if event["event_type"] in list(END_EVENTS.values())]
     assert ends == ([END_EVENTS[JobState(job["lifecycle_status"])]] if ended(job) else [])
@@ -237,7 +240,8 @@ def check_step(before: World, after: World, beating: str | None) -> None:
         changed = {name for name in job if job[name] != now[name]}
         assert not (changed and ended(job)), f"{changed} changed after the end"
         told = job["sequence"] != now["sequence"]
-        assert told or changed <= (BEAT if job_id == beating else set()), f"{changed} changed without a word"
+        quietly = (BEAT if job_id == beating else set()) | ({"rank_at"} if job["rank_at"] is None else set())
+        assert told or changed <= quietly, f"{changed} changed without a word"
         assert now["attempt"] >= job["attempt"]
     for job_id, artifacts in before.artifacts.items():
         assert after.artifacts[job_id] == artifacts

@@ -37,12 +37,15 @@ class Outbox:
         self.failing_settles = 0
         self.settled = asyncio.Event()
 
-    async def claim(self, claim_token: str, limit: int, wait: timedelta) -> Claim:
+    async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
         self.claims += 1
-        rows = await self.jobs.claim(claim_token, limit=limit, wait=wait, event_types=list(SENDABLE))
+        rows = await self.jobs.claim(claim_token, limit=limit, wait=wait, ready=ready, event_types=list(SENDABLE))
         wanted = [field.name for field in fields(ClaimedEvent)]
         events = [ClaimedEvent(**{name: getattr(row, name) for name in wanted}) for row in rows]
         return Claim(events=events, lease=timedelta(seconds=60))
+
+    async def close(self) -> None:
+        pass
 
     async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         if self.failing_settles:
@@ -89,7 +92,11 @@ async def jobs(tmp_path, monkeypatch) -> AsyncIterator[Jobs]:
     url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
     await upgrade_with(url)
     database = Database(url)
-    yield Jobs(database)
+    jobs = Jobs(database)
+    promoting = asyncio.create_task(jobs.promotion.run())
+    yield jobs
+    promoting.cancel()
+    await asyncio.gather(promoting, return_exceptions=True)
     await database.close()
 
 
@@ -119,7 +126,7 @@ async def relaying(outbox: Outbox, publisher: Publisher) -> AsyncIterator[asynci
 
 
 async def until(outbox: Outbox, *statuses: str) -> None:
-    """Wait until the events are at these statuses and attempts ("pending 1"), looking after every settle."""
+    """Wait until the events are at these statuses and attempts ("scheduled 1"), looking after every settle."""
     async with asyncio.timeout(10):
         while True:
             outbox.settled.clear()
@@ -190,7 +197,7 @@ async def test_one_event_that_cannot_be_sent_holds_up_nobody(
     stuck = (await jobs.create()).job.job_id
     for _ in range(5):
         await jobs.create()
-    await until(outbox, "pending 0", *["published 0"] * 5)
+    await until(outbox, "scheduled 0", *["published 0"] * 5)
 
 
 async def test_nothing_is_claimed_while_the_broker_is_away(jobs: Jobs, outbox: Outbox, publisher: Publisher) -> None:
@@ -209,11 +216,11 @@ async def test_a_refused_event_uses_up_its_attempts_and_blocks_nobody(
 ) -> None:
     publisher.failures = [MessageRefused("too large")]
     await jobs.create()
-    await until(outbox, "pending 1")
+    await until(outbox, "scheduled 1")
     (row,) = await jobs.rows(outbox_events)
     assert (row["attempt_count"], row["last_error"]) == (1, "DISPATCH_TESTED")
     await jobs.create()
-    await until(outbox, "pending 1", "published 0")
+    await until(outbox, "scheduled 1", "published 0")
 
 
 async def test_an_event_without_what_a_message_needs_is_its_own_fault(
@@ -226,7 +233,7 @@ async def test_an_event_without_what_a_message_needs_is_its_own_fault(
 
     await jobs.database.write(spoil)
     task = asyncio.create_task(Relay(outbox, publisher, claim_size=10).run())
-    await until(outbox, "pending 1")
+    await until(outbox, "scheduled 1")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     (row,) = await jobs.rows(outbox_events)
@@ -282,9 +289,9 @@ async def test_stopping_gives_back_what_the_open_claim_had_got(
     """The claim commits although its caller is gone: without the give-back the event would wait for the claim's end."""
 
     class LateAnswer(Outbox):
-        async def claim(self, claim_token: str, limit: int, wait: timedelta):
+        async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
             first = not self.claims
-            answer = await super().claim(claim_token, limit, wait)
+            answer = await super().claim(claim_token, limit, wait, ready)
             if first:
                 self.answered.set()
                 await asyncio.Event().wait()
@@ -299,7 +306,7 @@ async def test_stopping_gives_back_what_the_open_claim_had_got(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["pending"]
+    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["scheduled"]
     assert publisher.published == []
 
 

@@ -31,8 +31,24 @@ def drop_index(name: str, table: str) -> None:
         op.drop_index(name, table)
 
 
-def alter_table(name: str, *, columns: Sequence[sa.Column[Any]] = (), checks: Mapping[str, str] | None = None) -> None:
-    """Add the columns that are missing, and give constraints these conditions, whatever they had before."""
+def alter_table(
+    name: str,
+    *,
+    columns: Sequence[sa.Column[Any]] = (),
+    nullable: Mapping[str, sa.types.TypeEngine[Any]] | None = None,
+    checks: Mapping[str, str | None] | None = None,
+    dropped: Sequence[str] = (),
+) -> None:
+    """Change a table as far as it is not changed yet.
+
+    Args:
+        name: the table.
+        columns: to add.
+        nullable: columns that may be empty from now on, with their types.
+        checks: constraints and their conditions from now on, whatever they had before; None: dropped.
+        dropped: columns to drop.
+
+    """
     inspector = sa.inspect(op.get_bind())
     present = {column["name"] for column in inspector.get_columns(name)}
     constraints = {check["name"] for check in inspector.get_check_constraints(name)}
@@ -41,7 +57,13 @@ def alter_table(name: str, *, columns: Sequence[sa.Column[Any]] = (), checks: Ma
         for column in columns:
             if column.name not in present:
                 batch.add_column(column)
+        for column_name, kind in (nullable or {}).items():
+            batch.alter_column(column_name, existing_type=kind, nullable=True)
         for constraint, condition in (checks or {}).items():
             if constraint in constraints:
                 batch.drop_constraint(op.f(constraint), type_="check")
-            batch.create_check_constraint(op.f(constraint), condition)
+            if condition is not None:
+                batch.create_check_constraint(op.f(constraint), condition)
+        for column_name in dropped:
+            if column_name in present:
+                batch.drop_column(column_name)

@@ -1,0 +1,29 @@
+"""Statements on `dispatchers`: when each dispatcher process was last seen (OB-3)."""
+
+from datetime import timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from services.jobs.store.database import Transaction
+from services.jobs.store.tables import dispatchers
+from services.jobs.store.time import now, now_plus
+
+
+async def sign(tx: Transaction, dispatcher_id: str) -> None:
+    """Store that a dispatcher was seen now. Holds its row until the transaction ends."""
+    row = {"dispatcher_id": dispatcher_id, "first_seen_at": now(), "seen_at": now()}
+    if tx.sqlite:
+        insert = sqlite_insert(dispatchers).values(row)
+        await tx.execute(insert.on_conflict_do_update(index_elements=["dispatcher_id"], set_={"seen_at": now()}))
+    else:
+        await tx.execute(mysql_insert(dispatchers).values(row).on_duplicate_key_update(seen_at=now()))
+
+
+async def forget(tx: Transaction, *, unseen: timedelta, limit: int) -> None:
+    """Delete dispatchers that were not seen for so long."""
+    statement = select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen)).limit(limit)
+    ids = (await tx.execute(statement)).scalars().all()
+    if ids:
+        await tx.execute(delete(dispatchers).where(dispatchers.c.dispatcher_id.in_(ids)))
