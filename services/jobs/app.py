@@ -28,6 +28,7 @@ from services.jobs.outbox import Outbox
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries
 from services.jobs.quotas import Limits, Quotas
+from services.jobs.ranking import QueueOrder
 from services.jobs.reconciliation import Reconciliation
 from services.jobs.retrying import JobRetrying
 from services.jobs.rpc.job_admin_servicer import JobAdminServicer
@@ -142,7 +143,8 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     every_type = Limits(
         live=settings.user_live_jobs, daily=settings.user_daily_jobs, monthly=settings.user_monthly_jobs
     )
-    creation = JobCreation(database, registry, wakeups, Quotas(every_type, settings.job_type_limits))
+    order = QueueOrder(settings.rank_quantum)
+    creation = JobCreation(database, registry, wakeups, Quotas(every_type, settings.job_type_limits), order)
     server = RpcServer(settings.listen, settings.verifier())
     server.add(
         "aijobs.v1.JobService",
@@ -152,7 +154,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     server.add(
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
-        JobAdminServicer(registry, JobRetrying(database, registry, wakeups), Operating(database, wakeups)),
+        JobAdminServicer(registry, JobRetrying(database, registry, wakeups, order), Operating(database, wakeups)),
     )
     server.add(
         "aijobs.v1.LifecycleService",
@@ -172,7 +174,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         database=database,
         server=server,
         claim_release=claim_release,
-        promotion=Promotion(database, wakeups),
+        promotion=Promotion(database, wakeups, order),
         watching=watching,
         sessions=sessions,
         lapsing=lapsing,

@@ -75,7 +75,7 @@ class ClaimRelease:
                     rested_at = loop.time()
                     await self.release_expired()
                     await self.look_for_parked()
-                    await self._database.write(_forget)
+                    await self.forget()
             except Unavailable:
                 log.warning("claims not released: the database cannot be reached")
 
@@ -127,6 +127,20 @@ class ClaimRelease:
                 log.warning("events of a type that no dispatcher can send", event_type=event_type, events=count)
         self._parked = parked
 
+    async def forget(self) -> None:
+        """Delete dispatchers that are long gone, and virtual times that say nothing any more.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+
+        async def work(tx: Transaction) -> None:
+            await dispatchers.forget(tx, unseen=FORGET_DISPATCHER_AFTER, limit=FORGET_CHUNK)
+            await ranks.forget(tx, older=FORGET_VIRTUAL_TIME_AFTER, limit=FORGET_CHUNK)
+
+        await self._database.write(work)
+
     async def _release(self, reason: str, chunk: Callable[[Transaction], Awaitable[int]]) -> int:
         total = 0
         while True:
@@ -139,8 +153,3 @@ class ClaimRelease:
             log.warning("claims released", reason=reason, events=total)
             self._wakeups.events.give()
         return total
-
-
-async def _forget(tx: Transaction) -> None:
-    await dispatchers.forget(tx, unseen=FORGET_DISPATCHER_AFTER, limit=FORGET_CHUNK)
-    await ranks.forget(tx, older=FORGET_VIRTUAL_TIME_AFTER, limit=FORGET_CHUNK)

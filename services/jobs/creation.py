@@ -20,7 +20,7 @@ from services.jobs import transitions
 from services.jobs.admission import Admitted, NewJob, admit
 from services.jobs.batches import write_each
 from services.jobs.quotas import Quotas
-from services.jobs.ranking import open_ranking
+from services.jobs.ranking import QueueOrder
 from services.jobs.store import jobs as job_store
 from services.jobs.store import platform, requests, users
 from services.jobs.store.contents import Snapshot
@@ -89,11 +89,14 @@ class _Plan:
 class JobCreation:
     """Creates jobs."""
 
-    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups, quotas: Quotas) -> None:
+    def __init__(
+        self, database: Database, registry: Registry, wakeups: Wakeups, quotas: Quotas, order: QueueOrder
+    ) -> None:
         self._database = database
         self._registry = registry
         self._wakeups = wakeups
         self._quotas = quotas
+        self._order = order
 
     async def check(self, request: NewJob) -> None:
         """Check a request without writing anything.
@@ -156,7 +159,7 @@ class JobCreation:
                     by_key[item.idempotency] = (plan.job_id, item.fingerprint)
             answered[item.request_key] = _remembered(item, plan)
             fresh.append(answered[item.request_key])
-        ranks = await _ranks(tx, [item for _, item in new])
+        ranks = await self._ranks(tx, [item for _, item in new])
         jobs = [_job(job_id, item, rank) for (job_id, item), rank in zip(new, ranks, strict=True)]
         rows = await transitions.begin(tx, self._wakeups, jobs, actor=f"caller:{batch[0].caller}")
         await book.write(tx)
@@ -172,18 +175,17 @@ class JobCreation:
             for plan in plans
         ]
 
-
-async def _ranks(tx: Transaction, new: Sequence[_Create]) -> list[datetime | None]:
-    """Give the jobs that are due their places in the order; the others get theirs once they are due."""
-    if not new:
-        return []
-    ranking = await open_ranking(tx, {item.line for item in new})
-    ranks = [
-        ranking.rank(item.line) if item.request.run_at is None or item.request.run_at <= ranking.read_at else None
-        for item in new
-    ]
-    await ranking.write(tx)
-    return ranks
+    async def _ranks(self, tx: Transaction, new: Sequence[_Create]) -> list[datetime | None]:
+        """Give the jobs that are due their places in the order; the others get theirs once they are due."""
+        if not new:
+            return []
+        ranking = await self._order.open(tx, {item.line for item in new})
+        ranks = [
+            ranking.rank(item.line) if item.request.run_at is None or item.request.run_at <= ranking.read_at else None
+            for item in new
+        ]
+        await ranking.write(tx)
+        return ranks
 
 
 def _job(job_id: str, item: _Create, rank_at: datetime | None) -> tuple[dict[str, Any], Snapshot]:

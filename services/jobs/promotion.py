@@ -15,7 +15,7 @@ import structlog
 from aijobs.errors import AijobsError, Unavailable
 from services.jobs import events
 from services.jobs.batches import write_each
-from services.jobs.ranking import line_of, open_ranking
+from services.jobs.ranking import QueueOrder, line_of
 from services.jobs.store import jobs as job_store
 from services.jobs.store import outbox, ranks, users
 from services.jobs.store.database import Database, Transaction
@@ -37,9 +37,10 @@ class Promotion:
 
     name = "promoter"
 
-    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+    def __init__(self, database: Database, wakeups: Wakeups, order: QueueOrder) -> None:
         self._database = database
         self._wakeups = wakeups
+        self._order = order
 
     async def run(self) -> None:
         """Promote until cancelled. Never ends by a fault of the database."""
@@ -79,7 +80,7 @@ class Promotion:
         rows = await job_store.get(tx, present, lock=True)
         scheduled = await outbox.lock_due(tx, [event.id for event in due])
         wanted = [event for event in scheduled if _is_wanted(event, rows.get(event.aggregate_id))]
-        given = await _rank(tx, [rows[event.aggregate_id] for event in wanted if event.aggregate_id in rows])
+        given = await self._rank(tx, [rows[event.aggregate_id] for event in wanted if event.rank_at is None])
         places = {event.id: event.rank_at or given[event.aggregate_id] for event in wanted}
         await outbox.promote(tx, places)
         await outbox.drop(tx, [event.id for event in scheduled if event.id not in places])
@@ -87,20 +88,19 @@ class Promotion:
             tx.after_commit(self._wakeups.events.give)
         return [True] * len(due)
 
-
-async def _rank(tx: Transaction, due: Sequence[JobRow]) -> dict[str, datetime]:
-    """Return the ranks of jobs, by job id; those that have none get one, in the order in which they became due."""
-    ranked = {job.job_id: job.rank_at for job in due if job.rank_at is not None}
-    new = sorted(
-        (job for job in due if job.rank_at is None), key=lambda job: (job.due_at or job.created_at, job.job_id)
-    )
-    if not new:
-        return ranked
-    ranking = await open_ranking(tx, map(line_of, new))
-    given = {job.job_id: ranking.rank(line_of(job)) for job in new}
-    await ranking.write(tx)
-    await ranks.give(tx, given)
-    return ranked | given
+    async def _rank(self, tx: Transaction, due: Sequence[JobRow]) -> dict[str, datetime]:
+        """Return ranks by job id; jobs that never had one get theirs, in the order in which they became due."""
+        ranked = {job.job_id: job.rank_at for job in due if job.rank_at is not None}
+        new = sorted(
+            (job for job in due if job.rank_at is None), key=lambda job: (job.due_at or job.created_at, job.job_id)
+        )
+        if not new:
+            return ranked
+        ranking = await self._order.open(tx, map(line_of, new))
+        given = {job.job_id: ranking.rank(line_of(job)) for job in new}
+        await ranking.write(tx)
+        await ranks.give(tx, given)
+        return ranked | given
 
 
 def _is_wanted(event: ScheduledEvent, job: JobRow | None) -> bool:

@@ -15,7 +15,7 @@ from aijobs.errors import JobNotFound, JobNotRetryable, RetryInProgress, Snapsho
 from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs import transitions
-from services.jobs.ranking import line_of, open_ranking
+from services.jobs.ranking import QueueOrder, line_of
 from services.jobs.store import contents, requests, users
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Kind
@@ -39,10 +39,11 @@ class Retry:
 class JobRetrying:
     """Retries jobs."""
 
-    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups) -> None:
+    def __init__(self, database: Database, registry: Registry, wakeups: Wakeups, order: QueueOrder) -> None:
         self._database = database
         self._registry = registry
         self._wakeups = wakeups
+        self._order = order
 
     async def retry(self, caller: str, request: Retry) -> JobRow:
         """Make a new job that does again what an ended one did not achieve, and return it.
@@ -104,7 +105,7 @@ class JobRetrying:
             "retry_of": old.job_id,
             "root_job_id": old.root_job_id or old.job_id,
         }
-        ranking = await open_ranking(tx, [line_of(old)])
+        ranking = await self._order.open(tx, [line_of(old)])
         row["rank_at"] = ranking.rank(line_of(old))
         await ranking.write(tx)
         reason = f"retry of {old.job_id}" + (f": {request.reason}" if request.reason else "")

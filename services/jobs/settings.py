@@ -56,6 +56,10 @@ class JobsSettings(ServiceSettings):
     dispatcher_grace: Annotated[Seconds, Field(ge=timedelta(milliseconds=500), le=timedelta(minutes=10))] = Field(
         default=timedelta(seconds=3), validation_alias="AIJOBS_DISPATCHER_GRACE_SECONDS"
     )
+    #: How far apart a user's jobs stand in the order of a queue: about the time in which the queue runs one (QU-3).
+    rank_quantum: Annotated[Seconds, Field(ge=timedelta(milliseconds=1), le=timedelta(hours=1))] = Field(
+        default=timedelta(milliseconds=100), validation_alias="AIJOBS_RANK_QUANTUM_SECONDS"
+    )
     #: Messages of one queue that wait in the broker, at most: what is there cannot be overtaken any more (QU-3).
     queue_depth: Annotated[int, Field(ge=1, le=100_000)] = 50
 

@@ -31,6 +31,7 @@ from services.jobs.outbox import Claim, Outbox
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries, Viewer
 from services.jobs.quotas import Limits, Quotas
+from services.jobs.ranking import QueueOrder
 from services.jobs.reconciliation import Reconciliation
 from services.jobs.results import Succeeded
 from services.jobs.retrying import JobRetrying
@@ -42,6 +43,7 @@ from services.jobs.usage import UsageLedger
 from services.jobs.wakeups import Signal, Wakeups
 from services.jobs.watching import JobWatching
 
+QUANTUM = timedelta(milliseconds=100)
 BACKEND = Viewer(caller="backend", user_id=None)
 
 
@@ -95,6 +97,7 @@ class Jobs:
     dispatcher_grace: timedelta = timedelta(seconds=3)
     limits: Limits = field(default_factory=lambda: Limits(live=100))
     limits_by_type: Mapping[str, Limits] = field(default_factory=dict)
+    order: QueueOrder = field(default_factory=lambda: QueueOrder(QUANTUM))
     wakeups: Wakeups = field(default_factory=Wakeups)
     opened: dict[str, Session] = field(default_factory=dict)
 
@@ -108,7 +111,7 @@ class Jobs:
             ]
         )
         quotas = Quotas(self.limits, self.limits_by_type)
-        self.creation = JobCreation(self.database, registry, self.wakeups, quotas)
+        self.creation = JobCreation(self.database, registry, self.wakeups, quotas, self.order)
         self.leasing = JobLeasing(self.database, self.wakeups, lease_time=self.lease_time, grace=self.lease_grace)
         self.execution = JobExecution(self.database, self.wakeups)
         self.cancellation = JobCancellation(self.database, self.wakeups)
@@ -123,7 +126,7 @@ class Jobs:
         self.reconciliation = Reconciliation(
             self.database, self.wakeups, patience=self.sweep_patience, interval=timedelta(milliseconds=20)
         )
-        self.retrying = JobRetrying(self.database, registry, self.wakeups)
+        self.retrying = JobRetrying(self.database, registry, self.wakeups, self.order)
         self.operating = Operating(self.database, self.wakeups)
         self.queries = JobQueries(self.database)
         self.watching = JobWatching(self.queries, self.wakeups)
@@ -136,7 +139,7 @@ class Jobs:
             grace=self.dispatcher_grace,
             interval=timedelta(milliseconds=20),
         )
-        self.promotion = Promotion(self.database, self.wakeups)
+        self.promotion = Promotion(self.database, self.wakeups, self.order)
 
     async def create(self, **changes: Any) -> Created:
         (created,) = await self.creation.create(changes.pop("caller", "backend"), [new_job(**changes)])

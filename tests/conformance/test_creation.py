@@ -24,9 +24,10 @@ from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs.creation import DIFFERING_REPEATS, Created, JobCreation
 from services.jobs.quotas import Limits, Quotas
+from services.jobs.ranking import QueueOrder
 from services.jobs.store import outbox
 from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_events, requests
-from tests.conformance.conftest import Jobs, definition, new_job
+from tests.conformance.conftest import QUANTUM, Jobs, definition, new_job
 
 EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
 
@@ -160,7 +161,7 @@ async def test_a_repeat_after_an_upgrade_with_other_defaults_is_still_the_same_r
         number: int = 7
 
     newer = definition().model_copy(update={"input": Schema(version="2", model=NewInput)})
-    upgraded = JobCreation(jobs.database, Registry([newer]), jobs.wakeups, Quotas(Limits()))
+    upgraded = JobCreation(jobs.database, Registry([newer]), jobs.wakeups, Quotas(Limits()), QueueOrder(QUANTUM))
     first = await jobs.create(request_id="r1", idempotency_key="k")
     (again,) = await upgraded.create("backend", [new_job(request_id="r1", idempotency_key="k")])
     (by_key,) = await upgraded.create("backend", [new_job(request_id="r2", idempotency_key="k")])

@@ -51,6 +51,7 @@ def row(state: JobState, **changes: object) -> JobRow:
         takeover_count=0,
         run_at=None,
         due_at=None,
+        rank_at=None,
         retry_of=None,
         root_job_id=None,
         cancel_requested_at=None,
