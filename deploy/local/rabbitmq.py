@@ -183,6 +183,7 @@ class RabbitMqServer(LocalServer):
             process.require_running("RabbitMQ")
             try:
                 await self.address.ping()
+                await self.address.set_policies()
             except UnreachableError:
                 await asyncio.sleep(0.05)
             else:
