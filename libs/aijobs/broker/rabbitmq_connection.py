@@ -118,6 +118,11 @@ async def _declare_all(connection: AbstractConnection) -> None:
             await channel.close()
 
 
+def is_open(connection: AbstractConnection) -> bool:
+    """Tell whether a connection is there, as far as this side knows: lost ones are not `is_closed` to the library."""
+    return connection.connected.is_set() and not connection.is_closed
+
+
 async def is_blocked(connection: AbstractConnection) -> bool:
     """Tell whether the broker has said that it reads nothing more from this connection (connection.blocked).
 
