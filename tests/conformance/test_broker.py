@@ -264,7 +264,7 @@ async def test_a_missing_work_queue_is_told_and_declared_again(setting: Setting,
 async def test_depths_are_those_of_this_moment_and_count_what_waits_alone(
     setting: Setting, publisher: Publisher
 ) -> None:
-    """Ruling 23: a queue is kept shallow by what its publisher is told, so a figure that is seconds old is no use."""
+    """A queue is kept shallow by what its publisher is told, so a figure that is seconds old is no use."""
     for number in range(1, 31):
         await publisher.publish(message(), SOON)
         assert await publisher.depths(SOON) == {QUEUE: number, WORK_QUEUES[1]: 0}
