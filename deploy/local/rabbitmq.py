@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from uuid import uuid4
 
 from deploy.local.broker import BrokerAddress, QueueDepth
 from deploy.local.database import UnreachableError
-from deploy.local.guarded import GuardedProcess, ProcessFailedError
+from deploy.local.guarded import GuardedProcess
 from deploy.local.lifeline import Lifeline
 from deploy.local.port_mapper import PortMapper
 from deploy.local.ports import LOOPBACK, free_port
+from deploy.local.rabbitmqctl import control
 from deploy.local.secret_file import kept_secret, write_private
 from deploy.local.server import LocalServer
 
@@ -22,8 +22,6 @@ USER = "aijobs"
 NODE = "aijobs@localhost"
 # With the management plugin an orderly stop takes 6 s, whatever there is to do.
 STOP_WITHIN = timedelta(seconds=20)
-# It starts an Erlang machine each time: seconds on a busy one.
-CONTROL_WITHIN = timedelta(minutes=1)
 # The scripts themselves: the wrapper in /usr/sbin changes the user and drops the environment.
 _DEBIAN = "/usr/lib/rabbitmq/bin"
 _PATH = os.pathsep.join([_DEBIAN, os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
@@ -159,26 +157,10 @@ class RabbitMqServer(LocalServer):
             ProcessFailedError: it failed, or took more than a minute.
 
         """
-        output = self.folder / f"control-{uuid4().hex}.log"
-        process = await GuardedProcess.start(
-            [str(self._binaries.server.with_name("rabbitmqctl")), "--quiet", *arguments],
-            lifeline=self._lifeline,
-            log=output,
-            environment=self._environment(),
-            folder=self.folder,
+        program = self._binaries.server.with_name("rabbitmqctl")
+        return await control(
+            program, arguments, environment=self._environment(), folder=self.folder, lifeline=self._lifeline
         )
-        try:
-            async with asyncio.timeout(CONTROL_WITHIN.total_seconds()):
-                status = await process.wait()
-        except TimeoutError as error:
-            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} took more than {CONTROL_WITHIN}") from error
-        finally:
-            await process.kill()
-        said = output.read_text(encoding="utf-8", errors="replace")
-        output.unlink()
-        if status:
-            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} failed\n{said}")
-        return said
 
     async def _end_mapper(self) -> None:
         # One that is shared ends with the cluster.

@@ -5,44 +5,23 @@ What is lost then is only hints; the embedded engine's outbox sends them again.
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from aijobs.broker.memory_queue import WaitingQueue
 from aijobs.broker.port import LARGEST_BODY, Message, MessageRefused, QueueMissing
 from aijobs.broker.topology import DELIVERY_LIMIT, WORK_QUEUES
-
-
-class _Queue:
-    """The waiting messages of one queue, and who waits for one."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[Message] = deque()
-        self.arrived = asyncio.Condition()
-
-    async def put(self, message: Message, *, first: bool = False) -> None:
-        async with self.arrived:
-            if first:
-                self.waiting.appendleft(message)
-            else:
-                self.waiting.append(message)
-            # All of them: one that is being cancelled would swallow a single notification.
-            self.arrived.notify_all()
-
-    async def get(self) -> Message:
-        async with self.arrived:
-            await self.arrived.wait_for(lambda: self.waiting)
-            return self.waiting.popleft()
 
 
 class MemoryBroker:
     """Implements `aijobs.broker.port.Broker`."""
 
     def __init__(self) -> None:
-        self._queues = {name: _Queue() for name in WORK_QUEUES}
+        self._queues = {name: WaitingQueue() for name in WORK_QUEUES}
         self._dead: list[Message] = []
         #: How often each message that waits or is held was rejected.
         self._rejections: Counter[str] = Counter()
@@ -74,7 +53,7 @@ class MemoryBroker:
     def declare(self) -> None:
         """Create the work queues that are missing."""
         for name in WORK_QUEUES:
-            self._queues.setdefault(name, _Queue())
+            self._queues.setdefault(name, WaitingQueue())
 
     async def take(self, message: Message) -> None:
         """Store a message.
@@ -89,7 +68,7 @@ class MemoryBroker:
             return
         await self.queue(message.queue).put(message)
 
-    def queue(self, name: str) -> _Queue:
+    def queue(self, name: str) -> WaitingQueue:
         """Return a work queue.
 
         Raises:
