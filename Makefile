@@ -37,6 +37,10 @@ test: $(VENV)/.dev ## the whole suite on a real MariaDB/MySQL and RabbitMQ
 test-full: $(VENV)/.dev ## the long tests too
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --long
 
+.PHONY: test-cluster
+test-cluster: $(VENV)/.dev ## three RabbitMQ nodes on this machine, whose leader is killed under load
+	@$(BIN)/python -m pytest --long tests/acceptance/test_cluster.py
+
 .PHONY: check
 check: verify format-check lint types contracts buf ## everything that needs no server
 

@@ -16,6 +16,7 @@ import aio_pika
 from aio_pika.exceptions import AMQPError
 
 from deploy.local.database import UnreachableError
+from deploy.policies import policies
 
 MANAGEMENT_PORT = 15672
 _TIMEOUT_SECONDS = 5
@@ -64,8 +65,18 @@ class BrokerAddress:
         login = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"amqp://{login}@{self.host}:{self.port}/{quote(vhost, safe='')}"
 
+    async def set_policies(self, vhost: str = "/") -> None:
+        """Give a virtual host the policies of `deploy/rabbitmq.json`.
+
+        Raises:
+            UnreachableError: the management API does not answer or refuses.
+
+        """
+        for path, body in policies(vhost):
+            await self._request("PUT", path, body)
+
     async def create_vhost(self, name: str) -> str:
-        """Create an empty virtual host and return its AMQP URL.
+        """Create a virtual host that holds nothing but our policies, and return its AMQP URL.
 
         Raises:
             ValueError: the name is not 1 to 64 letters, digits, `_`, `.` and `-`.
@@ -75,6 +86,7 @@ class BrokerAddress:
         await self._request("PUT", f"/api/vhosts/{_checked(name)}")
         permissions = {"configure": ".*", "write": ".*", "read": ".*"}
         await self._request("PUT", f"/api/permissions/{name}/{quote(self.user, safe='')}", permissions)
+        await self.set_policies(name)
         return self.url(name)
 
     async def delete_vhost(self, name: str) -> None:

@@ -135,7 +135,11 @@ class RabbitMqContainer(_Container):
             # The node's name, and with it its data folder, has the host name in it.
             .with_kwargs(hostname="aijobs")
         )
-        super().__init__(container, name=RABBITMQ_IMAGE, ping=self.address.ping)
+        super().__init__(container, name=RABBITMQ_IMAGE, ping=self._ready)
+
+    async def _ready(self) -> None:
+        await self.address.ping()
+        await self.address.set_policies()
 
     async def create_vhost(self, name: str) -> str:
         """Create an empty virtual host and return its AMQP URL (see `BrokerAddress`)."""

@@ -1,18 +1,20 @@
-"""A private RabbitMQ node with its own folder, ports, cookie and Erlang port mapper (epmd)."""
+"""A private RabbitMQ node with its own folder, ports, cookie and Erlang port mapper (epmd), alone or in a cluster."""
 
 import asyncio
 import os
 import shutil
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from deploy.local.broker import BrokerAddress, QueueDepth
 from deploy.local.database import UnreachableError
-from deploy.local.guarded import GuardedProcess, ProcessFailedError
+from deploy.local.guarded import GuardedProcess
 from deploy.local.lifeline import Lifeline
+from deploy.local.port_mapper import PortMapper
 from deploy.local.ports import LOOPBACK, free_port
+from deploy.local.rabbitmqctl import control
 from deploy.local.secret_file import kept_secret, write_private
 from deploy.local.server import LocalServer
 
@@ -20,8 +22,6 @@ USER = "aijobs"
 NODE = "aijobs@localhost"
 # With the management plugin an orderly stop takes 6 s, whatever there is to do.
 STOP_WITHIN = timedelta(seconds=20)
-# It starts an Erlang machine each time: seconds on a busy one.
-CONTROL_WITHIN = timedelta(minutes=1)
 # The scripts themselves: the wrapper in /usr/sbin changes the user and drops the environment.
 _DEBIAN = "/usr/lib/rabbitmq/bin"
 _PATH = os.pathsep.join([_DEBIAN, os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
@@ -44,6 +44,17 @@ class RabbitMqBinaries:
         return cls(server=Path(server), port_mapper=Path(port_mapper)) if server and port_mapper else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A node's place in a cluster (see `RabbitMqCluster`): its name, those of all, and what they share."""
+
+    name: str
+    names: Sequence[str]
+    mapper: PortMapper
+    cookie: str
+    password: str
+
+
 class RabbitMqServer(LocalServer):
     """A RabbitMQ of our own, with the management API. It ends when its lifeline is abandoned.
 
@@ -52,13 +63,20 @@ class RabbitMqServer(LocalServer):
         lifeline: what the server hangs on.
         binaries: what to run.
         port: a free port on loopback for AMQP; the same after a restart.
+        membership: of a cluster; None: it stays alone.
 
     """
 
     product = "RabbitMQ"
 
     def __init__(
-        self, folder: Path, *, lifeline: Lifeline, binaries: RabbitMqBinaries, port: int | None = None
+        self,
+        folder: Path,
+        *,
+        lifeline: Lifeline,
+        binaries: RabbitMqBinaries,
+        port: int | None = None,
+        membership: Membership | None = None,
     ) -> None:
         super().__init__(folder, log_name="rabbitmq.log", lifeline=lifeline)
         self.address = BrokerAddress(
@@ -66,12 +84,14 @@ class RabbitMqServer(LocalServer):
             port=port or free_port(),
             management_port=free_port(),
             user=USER,
-            password=kept_secret(folder / "password"),
+            password=membership.password if membership else kept_secret(folder / "password"),
         )
+        self.name = membership.name if membership else NODE
         self._binaries = binaries
         self._distribution_port = free_port()
-        self._mapper_port = free_port()
-        self._mapper: GuardedProcess | None = None
+        self._membership = membership
+        own = PortMapper(binaries.port_mapper, folder=folder, log=self.log, lifeline=lifeline)
+        self._mapper = membership.mapper if membership else own
 
     @property
     def pid(self) -> int | None:
@@ -137,39 +157,19 @@ class RabbitMqServer(LocalServer):
             ProcessFailedError: it failed, or took more than a minute.
 
         """
-        process = await asyncio.create_subprocess_exec(
-            *(str(self._binaries.server.with_name("rabbitmqctl")), "--quiet", *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self._environment(),
-            cwd=self.folder,
+        program = self._binaries.server.with_name("rabbitmqctl")
+        return await control(
+            program, arguments, environment=self._environment(), folder=self.folder, lifeline=self._lifeline
         )
-        try:
-            async with asyncio.timeout(CONTROL_WITHIN.total_seconds()):
-                said, _ = await process.communicate()
-        except TimeoutError as error:
-            process.kill()
-            await process.wait()
-            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} took more than {CONTROL_WITHIN}") from error
-        if process.returncode:
-            raise ProcessFailedError(f"rabbitmqctl {arguments[0]} failed\n{said.decode(errors='replace')}")
-        return said.decode(errors="replace")
 
     async def _end_mapper(self) -> None:
-        if self._mapper is not None:
+        # One that is shared ends with the cluster.
+        if self._membership is None:
             await self._mapper.kill()
 
     async def _launch(self) -> GuardedProcess:
         environment = self._environment()
-        # Started by the node, the port mapper would detach itself and outlive us.
-        self._mapper = await GuardedProcess.start(
-            [str(self._binaries.port_mapper), "-port", str(self._mapper_port), "-address", LOOPBACK],
-            lifeline=self._lifeline,
-            log=self.log,
-            environment=environment,
-            folder=self.folder,
-        )
+        await self._mapper.start(environment)
         return await GuardedProcess.start(
             [str(self._binaries.server)],
             lifeline=self._lifeline,
@@ -183,6 +183,7 @@ class RabbitMqServer(LocalServer):
             process.require_running("RabbitMQ")
             try:
                 await self.address.ping()
+                await self.address.set_policies()
             except UnreachableError:
                 await asyncio.sleep(0.05)
             else:
@@ -194,7 +195,10 @@ class RabbitMqServer(LocalServer):
         # Left by an earlier node, it would name a process that is not ours.
         (self.folder / "pid").unlink(missing_ok=True)
         cookie = self.folder / "home" / ".erlang.cookie"
-        kept_secret(cookie)
+        if self._membership is None:
+            kept_secret(cookie)
+        elif not cookie.exists():
+            write_private(cookie, self._membership.cookie)
         cookie.chmod(0o400)
         (self.folder / "enabled_plugins").write_text("[rabbitmq_management].\n", encoding="ascii")
         write_private(
@@ -203,14 +207,23 @@ class RabbitMqServer(LocalServer):
             f"management.tcp.ip = {LOOPBACK}\n"
             f"management.tcp.port = {self.address.management_port}\n"
             f"default_user = {USER}\n"
-            f"default_pass = {self.address.password}\n",
+            f"default_pass = {self.address.password}\n" + self._peers(),
+        )
+
+    def _peers(self) -> str:
+        """Return the settings that make a new node look for the others."""
+        if self._membership is None:
+            return ""
+        nodes = enumerate(self._membership.names, start=1)
+        return "cluster_formation.peer_discovery_backend = classic_config\n" + "".join(
+            f"cluster_formation.classic_config.nodes.{number} = {name}\n" for number, name in nodes
         )
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         return inherited | {
             "HOME": str(self.folder / "home"),
-            "RABBITMQ_NODENAME": NODE,
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
             "RABBITMQ_NODE_PORT": str(self.address.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
@@ -224,6 +237,6 @@ class RabbitMqServer(LocalServer):
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none",
             # Also the console, so that the end of our log says why a node did not start.
             "RABBITMQ_LOGS": "-",
-            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_PORT": str(self._mapper.port),
             "ERL_EPMD_ADDRESS": LOOPBACK,
         }

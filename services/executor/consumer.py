@@ -2,7 +2,12 @@
 
 A message stays unacknowledged while its run lasts, and the broker hands out at most `slots` of them, so one prefetch
 bounds the work of a queue (ruling 17). Losing the connection stops no run: the broker gives the message to somebody
-else, whose lock is refused.
+else, whose lock is refused. A new connection counts from zero, so it asks for as many messages as slots are free, for
+none if none is, and for more as the runs of earlier connections end.
+
+The process does not end because of the broker, however long it is away. It is not ready meanwhile, and again once the
+broker has confirmed a consumer. Every try begins with a new connection to any of the addresses and keeps nothing of the
+last one, so a new process could do no better, and the runs in hand would be lost for nothing.
 
 Two ways to stop. At the end of the process, runs get the drain time, and those that need longer are given back, to be
 taken over by another executor at once (EX-10). An operator's drain only ends the taking of jobs; runs go on to their
@@ -12,15 +17,14 @@ end.
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
-from uuid import UUID
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aijobs.backoff import Backoff
-from aijobs.broker.port import LARGEST_BODY, Broker, BrokerUnavailable, Consumer, Delivery
+from aijobs.broker.port import Broker, BrokerUnavailable, Consumer, Delivery
 from aijobs.errors import AijobsError, ShuttingDown
 from aijobs.logs import place_of
+from services.executor import messages
 from services.executor.engine.engine import Engine
 from services.executor.session import Load
 
@@ -28,16 +32,9 @@ from services.executor.session import Load
 REQUEUE_PAUSE = timedelta(seconds=5)
 #: How long the end of the process waits for runs to be given back.
 HAND_BACK_WITHIN = timedelta(seconds=3)
+#: How long a message may be held: after 30 minutes RabbitMQ closes the channel and gives it to somebody else.
+LONGEST_HELD = timedelta(minutes=25)
 log = structlog.get_logger()
-
-
-class JobMessage(BaseModel):
-    """The body of a work message (OB-9). More fields than these are a newer dispatcher's business."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    job_id: UUID = Field(validation_alias="jobId")
-    job_type: str = Field(validation_alias="jobType", min_length=1, max_length=64)
 
 
 class QueueConsumer:
@@ -60,8 +57,10 @@ class QueueConsumer:
         self._slots = slots
         self._engine = engine
         self._drain_time = drain_time
-        self._free = asyncio.Semaphore(slots)
         self._running: set[asyncio.Task[None]] = set()
+        #: Those of earlier connections: this one's broker knows nothing of them.
+        self._earlier: set[asyncio.Task[None]] = set()
+        self._earlier_ended = asyncio.Event()
         self._backoff = Backoff()
         self._draining = False
         #: Cleared while a run that is started now could only run out of time.
@@ -87,10 +86,12 @@ class QueueConsumer:
         """Consume until cancelled; once drained, wait for that."""
         try:
             while not self._drained.is_set():
-                consumer = self._broker.consumer(self._queue, self._slots)
+                self._earlier = set(self._running)
+                prefetch = self._slots - len(self._earlier)
+                consumer = self._broker.consumer(self._queue, prefetch)
                 try:
                     async with consumer:
-                        await self._consume(consumer)
+                        await self._consume(consumer, prefetch)
                 except BrokerUnavailable as error:
                     log.warning("not consuming", queue=self._queue, error=str(error))
                 if not self._drained.is_set():
@@ -100,31 +101,52 @@ class QueueConsumer:
             # Also when the broker is away just now: runs need the jobs service, not the broker.
             await self._drain()
 
-    async def _consume(self, consumer: Consumer) -> None:
-        log.info("consuming", queue=self._queue, slots=self._slots)
-        self.consuming.set()
+    async def _consume(self, consumer: Consumer, prefetch: int) -> None:
         self._backoff.reset()
-        self._notice_free_slots()
         taking = asyncio.create_task(self._take(consumer))
+        widening = asyncio.create_task(self._widen(consumer, prefetch))
         drained = asyncio.create_task(self._drained.wait())
         try:
-            await asyncio.wait({taking, drained}, return_when=asyncio.FIRST_COMPLETED)
-            if taking.done():
-                taking.result()
-                return
+            await asyncio.wait({taking, widening, drained}, return_when=asyncio.FIRST_COMPLETED)
+            for ended in (taking, widening):
+                if ended.done():
+                    ended.result()
+                    return
             # The connection stays open for the acknowledgements of what still runs.
+            widening.cancel()
             await self._stop_taking(consumer)
             while self._running:
                 await asyncio.wait(self._running)
         except asyncio.CancelledError:
+            widening.cancel()
             await self._stop_taking(consumer)
             await self._drain()
             raise
         finally:
-            taking.cancel()
-            drained.cancel()
             self.consuming.clear()
             self._free_since = None
+            for task in (taking, widening, drained):
+                task.cancel()
+            await asyncio.gather(taking, widening, drained, return_exceptions=True)
+
+    async def _widen(self, consumer: Consumer, granted: int) -> None:
+        """Ask for messages for every slot that is free, until there are as many as slots.
+
+        Raises:
+            BrokerUnavailable: the broker did not confirm it.
+
+        """
+        while True:
+            self._earlier_ended.clear()
+            free = self._slots - len(self._earlier) - granted
+            if free:
+                await consumer.widen(free)
+                granted += free
+            if granted and not self.consuming.is_set():
+                log.info("consuming", queue=self._queue, slots=self._slots)
+                self.consuming.set()
+                self._notice_free_slots()
+            await self._earlier_ended.wait()
 
     async def _take(self, consumer: Consumer) -> None:
         async for delivery in consumer.deliveries():
@@ -159,6 +181,9 @@ class QueueConsumer:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        if task in self._earlier:
+            self._earlier.discard(task)
+            self._earlier_ended.set()
         self._notice_free_slots()
 
     def _notice_free_slots(self) -> None:
@@ -168,40 +193,26 @@ class QueueConsumer:
             self._free_since = asyncio.get_running_loop().time()
 
     async def _handle(self, delivery: Delivery) -> None:
-        message = _parse(delivery)
+        held_until = asyncio.get_running_loop().time() + LONGEST_HELD.total_seconds()
+        message = messages.read(delivery, self._queue)
         if message is None:
             await delivery.dead_letter()
             return
-        # After a reconnect the broker counts from zero, so the slots are counted here too.
-        async with self._free:
-            await self._may_start.wait()
-            try:
-                await self._engine.run(str(message.job_id), going_on=lambda: not self._draining)
-            except ShuttingDown:
-                await delivery.requeue()
-                return
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the slot must not leak
-                # The job could not be locked, or the engine itself broke: somebody else may do better.
-                log.error("job not run; its message goes back", job_id=str(message.job_id), error=_told(error))
-                await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
-                await delivery.requeue()
-                return
+        await self._may_start.wait()
+        try:
+            await self._engine.run(str(message.job_id), going_on=lambda: not self._draining, held_until=held_until)
+        except ShuttingDown:
+            await delivery.requeue()
+            return
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the slot must not leak
+            # The job could not be locked, or the engine itself broke: somebody else may do better.
+            log.error("job not run; its message goes back", job_id=str(message.job_id), error=_told(error))
+            await asyncio.sleep(REQUEUE_PAUSE.total_seconds())
+            await delivery.reject()
+            return
         await delivery.ack()
-
-
-def _parse(delivery: Delivery) -> JobMessage | None:
-    if len(delivery.body) > LARGEST_BODY:
-        log.error("poison message: too large", message_id=delivery.message_id, size=len(delivery.body))
-        return None
-    try:
-        return JobMessage.model_validate_json(delivery.body)
-    except ValidationError as error:
-        # The body itself stays out of the log (AP-6).
-        problems = [f"{'.'.join(map(str, p['loc']))}: {p['type']}" for p in error.errors(include_input=False)]
-        log.error("poison message", message_id=delivery.message_id, problems=problems)
-        return None
 
 
 def _told(error: BaseException) -> str:

@@ -19,6 +19,55 @@ class Link:
         """See what the server answers; False cuts the connection instead of sending it on."""
         return True
 
+    async def ended(self) -> None:
+        """Hear that one side has closed its connection; the other is closed when this returns."""
+
+
+class Network:
+    """Where links lead through that can be cut without either side hearing of it.
+
+    A connection that was open then stays dead after the mend, as when a host or a router on the way has forgotten it.
+    """
+
+    def __init__(self) -> None:
+        self._wires: list[_Wire] = []
+        self._is_cut = False
+
+    def link(self) -> Link:
+        """Make a link that leads through here."""
+        wire = _Wire()
+        wire.dead = self._is_cut
+        self._wires.append(wire)
+        return wire
+
+    def cut(self) -> None:
+        """Let nothing through, also of connections that begin now."""
+        self._is_cut = True
+        for wire in self._wires:
+            wire.dead = True
+
+    def mend(self) -> None:
+        """Let new connections through."""
+        self._is_cut = False
+
+
+class _Wire(Link):
+    dead = False
+
+    async def sent(self, data: bytes) -> bool:
+        return await self._carried()
+
+    async def answered(self, data: bytes) -> bool:
+        return await self._carried()
+
+    async def ended(self) -> None:
+        await self._carried()
+
+    async def _carried(self) -> bool:
+        if self.dead:
+            await asyncio.Event().wait()
+        return True
+
 
 class Gate:
     """Forwards connections while it is open; while it is shut nothing listens on its port.
@@ -52,8 +101,9 @@ class Gate:
         if self._server is None:
             return
         self._server.close()
-        for writer in self._clients.values():
+        for task, writer in self._clients.items():
             writer.transport.abort()
+            task.cancel()
         if self._clients:
             await asyncio.wait(self._clients)
         await self._server.wait_closed()
@@ -63,6 +113,8 @@ class Gate:
         task = asyncio.current_task()
         assert task is not None
         self._clients[task] = writer
+        ways: set[asyncio.Task[None]] = set()
+        behind_writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(5):
                 behind_reader, behind_writer = await asyncio.open_connection(*self._behind)
@@ -73,15 +125,17 @@ class Gate:
             }
             # An end on one side ends both.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            behind_writer.transport.abort()
+            await link.ended()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the server is not there, or the gate is shut
+        finally:
+            if behind_writer is not None:
+                behind_writer.transport.abort()
             writer.transport.abort()
             for way in ways:
                 # A link may be holding something up.
                 way.cancel()
-            await asyncio.wait(ways)
-        except (OSError, TimeoutError):
-            writer.transport.abort()
-        finally:
+            await asyncio.gather(*ways, return_exceptions=True)
             del self._clients[task]
 
 

@@ -1,8 +1,15 @@
-"""What goes wrong with the broker under whole services: an alarm, a queue that is gone."""
+"""What goes wrong with the broker under whole services: an alarm, a queue that is gone, messages of strangers."""
 
+import asyncio
+import json
+import urllib.request
+
+import aio_pika
 import pytest
 import pytest_asyncio
 
+from aijobs.broker.topology import DEAD_LETTER_QUEUE
+from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.provision import BrokerServer
 from services.jobs.store.tables import outbox_events
 from tests.acceptance.conftest import MakeEngine
@@ -58,3 +65,46 @@ async def test_a_work_queue_that_is_deleted_costs_no_event_and_no_message(engine
     await engine.executor.start()
     for job_id in job_ids:
         await engine.require_run_once(job_id)
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+async def test_messages_that_nobody_can_read_are_put_aside_once_counted_and_not_repeated_in_the_log(
+    engine, own_rabbitmq
+):
+    """Case B9: no JSON, empty, 10 MB, another schema; a good one behind them runs."""
+    secret = "the learner wrote this"
+    bad = [
+        b"",
+        f"no JSON: {secret}".encode(),
+        json.dumps({"jobId": secret}).encode(),
+        json.dumps([secret]).encode(),
+        b"x" * (10 * 1024 * 1024),
+    ]
+    await engine.executor.kill()
+    port = free_port()
+    executor = await engine.add("executor", AIJOBS_METRICS_LISTEN=f"{LOOPBACK}:{port}")
+    async with await aio_pika.connect(own_rabbitmq.address.url()) as stranger:
+        channel = await stranger.channel()
+        dead = await channel.get_queue(DEAD_LETTER_QUEUE)
+        await dead.purge()
+        for number, body in enumerate(bad):
+            await channel.default_exchange.publish(aio_pika.Message(body, message_id=str(number)), QUEUE)
+        await engine.require_run_once(await engine.create())
+        letters = {}
+        async with asyncio.timeout(20), dead.iterator() as arriving:
+            async for letter in arriving:
+                letters[letter.message_id] = letter.body
+                await letter.ack()
+                if len(letters) == len(bad):
+                    break
+        assert [letters[str(number)] for number in range(len(bad))] == bad
+        assert await dead.get(fail=False) is None
+    page = await asyncio.to_thread(scraped, port)
+    for reason, count in {"no_json": 2, "other_schema": 2, "too_large": 1}.items():
+        assert f'aijobs_poison_messages_total{{queue="{QUEUE}",reason="{reason}"}} {count}.0' in page
+    assert len(lines_with(executor.log, "poison message")) == len(bad)
+    assert lines_with(executor.log, secret) == []

@@ -21,7 +21,7 @@ from aijobs.broker.port import (
     QueueMissing,
 )
 from aijobs.broker.rabbitmq import RabbitMqBroker
-from aijobs.broker.topology import DEAD_LETTER_QUEUE, EVENTS_EXCHANGE, WORK_QUEUES
+from aijobs.broker.topology import DEAD_LETTER_QUEUE, DELIVERY_LIMIT, EVENTS_EXCHANGE, WORK_QUEUES
 
 QUEUE = WORK_QUEUES[0]
 SOON = timedelta(seconds=10)
@@ -216,6 +216,39 @@ async def test_a_poison_message_is_put_aside_once(setting: Setting, publisher: P
         assert await setting.dead_letters(1) == [b"poison"]
 
 
+async def test_a_message_that_is_rejected_too_often_is_put_aside_once(setting: Setting, publisher: Publisher) -> None:
+    """QU-1: what cannot be worked on may not go round for ever."""
+    await publisher.publish(message(b"hopeless"), SOON)
+    async with setting.broker.consumer(QUEUE, 1) as consumer:
+        deliveries = consumer.deliveries()
+        for _ in range(DELIVERY_LIMIT + 1):
+            delivery = await anext(deliveries)
+            assert delivery.body == b"hopeless"
+            await delivery.reject()
+        await publisher.publish(message(b"good"), SOON)
+        following = await anext(deliveries)
+        assert following.body == b"good"
+        assert await setting.dead_letters(1) == [b"hopeless"]
+        assert await publisher.depths(SOON) == dict.fromkeys(WORK_QUEUES, 0)
+
+
+async def test_a_consumer_without_prefetch_receives_nothing_until_it_is_widened(
+    setting: Setting, publisher: Publisher
+) -> None:
+    """Ruling 17: after a reconnect there may be no slot for any message."""
+    for number in range(5):
+        await publisher.publish(message(str(number).encode()), SOON)
+    async with setting.broker.consumer(QUEUE, 0) as consumer:
+        assert await publisher.depths(SOON) == {QUEUE: 5, WORK_QUEUES[1]: 0}
+        for by, held in ((1, 1), (2, 3)):
+            await consumer.widen(by)
+            await receive(consumer, by)
+            assert (await publisher.depths(SOON))[QUEUE] == 5 - held
+        await consumer.stop()
+        await publisher.publish(message(), SOON)
+        assert (await publisher.depths(SOON))[QUEUE] == 3
+
+
 async def test_a_missing_work_queue_is_told_and_declared_again(setting: Setting, publisher: Publisher) -> None:
     """OB-4: nobody's fault, and repaired by the next connect."""
     await setting.delete_queue(QUEUE)
@@ -231,7 +264,7 @@ async def test_a_missing_work_queue_is_told_and_declared_again(setting: Setting,
 async def test_depths_are_those_of_this_moment_and_count_what_waits_alone(
     setting: Setting, publisher: Publisher
 ) -> None:
-    """Ruling 23: a queue is kept shallow by what its publisher is told, so a figure that is seconds old is no use."""
+    """A queue is kept shallow by what its publisher is told, so a figure that is seconds old is no use."""
     for number in range(1, 31):
         await publisher.publish(message(), SOON)
         assert await publisher.depths(SOON) == {QUEUE: number, WORK_QUEUES[1]: 0}

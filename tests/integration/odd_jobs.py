@@ -49,6 +49,11 @@ async def _fail(context: ExecutionContext[Odd]) -> JsonValue:
     return {"value": [error.feedback for error in context.earlier_errors]}
 
 
+async def _fail_slowly(context: ExecutionContext[Odd]) -> JsonValue:
+    await asyncio.sleep(2.5)
+    return await _fail(context)
+
+
 async def _model(context: ExecutionContext[Odd]) -> BaseModel:
     return Output(value="from a model", numbers=[3, 1])
 
@@ -131,6 +136,7 @@ HANDLERS: dict[str, Callable[[ExecutionContext[Odd]], Any]] = {
     "timeout_error": _timeout_error,
     "hang": _hang,
     "fail": _fail,
+    "fail_slowly": _fail_slowly,
     "model": _model,
     "progress": _progress,
     "model_with_nan": _model_with_nan,
@@ -199,5 +205,6 @@ DEFINITIONS = [
     definition("odd_projected", projects=True),
     definition("odd_brief_projected", projects=True, timeout=timedelta(seconds=1), max_retries=0),
     definition("odd_brief", timeout=timedelta(seconds=1), abort_strategy="retry", max_retries=1),
+    definition("odd_slow", timeout=timedelta(seconds=4)),
     definition("odd_brief_once", timeout=timedelta(seconds=1), abort_strategy="fail"),
 ]

@@ -18,6 +18,7 @@ from aijobs.client import Client
 from aijobs.registry import Registry
 from aijobs.v1 import job_pb2
 from services.executor import app as executor_app
+from services.executor import consumer as consumer_module
 from services.executor.settings import ExecutorSettings
 from services.jobs import app as jobs_app
 from services.jobs.migrate import upgrade_with
@@ -173,6 +174,37 @@ async def test_a_timeout_follows_the_abort_strategy(client: Client, job_type: st
     job, seen = await ended(client, "hang", job_type)
     assert (job.error.code, job.error.message) == ("TIMEOUT", "The job took too long and was stopped.")
     assert seen == kinds
+
+
+async def test_a_run_whose_next_execution_might_be_too_long_for_its_message_is_given_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling 17: the broker would take the message away from it. It goes on at once, and only the failure counts."""
+    monkeypatch.setattr(consumer_module, "LONGEST_HELD", timedelta(seconds=6))
+    job, kinds = await ended(client, "fail_slowly", "odd_slow", times=1)
+    assert kinds == [
+        *("created", "locked", "execution_failed VALIDATION_SCHEMA", "handed_back retry later"),
+        *("taken_over", "succeeded"),
+    ]
+    assert (job.attempt, job.retry_count, job.takeover_count) == (2, 1, 0)
+
+
+async def test_a_message_that_was_held_for_too_long_starts_no_execution(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "LONGEST_HELD", timedelta(seconds=29))  # less than an execution may take
+    created = await client.create("odd", user_id="user-1", input={"do": "return_deep"})
+    kinds = []
+    async with asyncio.timeout(20):
+        async for update in client.watch(created.job.job_id, after_sequence=0):
+            if update.HasField("transition"):
+                kinds.append(f"{update.transition.kind} {update.transition.reason}".strip())
+            if update.transition.kind == "handed_back":
+                monkeypatch.undo()
+    assert kinds[:3] == ["created", "locked", "handed_back message held for too long"]
+    assert kinds[-2:] == ["taken_over", "succeeded"]
+    job = await client.get(created.job.job_id)
+    assert (job.retry_count, job.takeover_count) == (0, 0)
 
 
 async def test_cancelling_ends_a_hanging_handler(client: Client) -> None:

@@ -12,7 +12,7 @@ from deploy.local.containers import MYSQL_IMAGE, RABBITMQ_IMAGE
 from deploy.local.stack import AIJOBS
 
 DOCKERFILE = COMPOSE_FILE.with_name("Dockerfile")
-ONE_SHOT = {"migrate"}
+ONE_SHOT = {"migrate", "policies"}
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def services() -> dict[str, Any]:
 
 
 def test_it_runs_what_make_up_runs_locally(services):
-    assert set(services) == {"mysql", "rabbitmq", "migrate", *(service.name for service in AIJOBS.services)}
+    assert set(services) == {"mysql", "rabbitmq", *ONE_SHOT, *(service.name for service in AIJOBS.services)}
 
 
 def test_images_are_pinned_and_those_of_the_tests(services):
@@ -37,7 +37,10 @@ def test_images_are_pinned_and_those_of_the_tests(services):
 def test_every_service_that_stays_has_a_healthcheck(services):
     for name, service in services.items():
         assert ("healthcheck" in service) is (name not in ONE_SHOT)
-    assert services["jobs"]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+    done = {"condition": "service_completed_successfully"}
+    assert services["jobs"]["depends_on"] == {"migrate": done}
+    for name in ("dispatcher", "executor"):
+        assert services[name]["depends_on"]["policies"] == done
 
 
 def test_every_secret_comes_from_the_environment_file_and_is_required(services):

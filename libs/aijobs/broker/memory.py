@@ -5,45 +5,26 @@ What is lost then is only hints; the embedded engine's outbox sends them again.
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from aijobs.broker.memory_queue import WaitingQueue
 from aijobs.broker.port import LARGEST_BODY, Message, MessageRefused, QueueMissing
-from aijobs.broker.topology import WORK_QUEUES
-
-
-class _Queue:
-    """The waiting messages of one queue, and who waits for one."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[Message] = deque()
-        self.arrived = asyncio.Condition()
-
-    async def put(self, message: Message, *, first: bool = False) -> None:
-        async with self.arrived:
-            if first:
-                self.waiting.appendleft(message)
-            else:
-                self.waiting.append(message)
-            # All of them: one that is being cancelled would swallow a single notification.
-            self.arrived.notify_all()
-
-    async def get(self) -> Message:
-        async with self.arrived:
-            await self.arrived.wait_for(lambda: self.waiting)
-            return self.waiting.popleft()
+from aijobs.broker.topology import DELIVERY_LIMIT, WORK_QUEUES
 
 
 class MemoryBroker:
     """Implements `aijobs.broker.port.Broker`."""
 
     def __init__(self) -> None:
-        self._queues = {name: _Queue() for name in WORK_QUEUES}
+        self._queues = {name: WaitingQueue() for name in WORK_QUEUES}
         self._dead: list[Message] = []
+        #: How often each message that waits or is held was rejected.
+        self._rejections: Counter[str] = Counter()
         self._subscribers: list[asyncio.Queue[Message]] = []
 
     @property
@@ -72,7 +53,7 @@ class MemoryBroker:
     def declare(self) -> None:
         """Create the work queues that are missing."""
         for name in WORK_QUEUES:
-            self._queues.setdefault(name, _Queue())
+            self._queues.setdefault(name, WaitingQueue())
 
     async def take(self, message: Message) -> None:
         """Store a message.
@@ -87,7 +68,7 @@ class MemoryBroker:
             return
         await self.queue(message.queue).put(message)
 
-    def queue(self, name: str) -> _Queue:
+    def queue(self, name: str) -> WaitingQueue:
         """Return a work queue.
 
         Raises:
@@ -100,7 +81,17 @@ class MemoryBroker:
 
     def bury(self, message: Message) -> None:
         """Put a poison message aside."""
+        self.forget(message)
         self._dead.append(message)
+
+    def reject(self, message: Message) -> bool:
+        """Count a rejection; False if it was one too many."""
+        self._rejections[message.message_id] += 1
+        return self._rejections[message.message_id] <= DELIVERY_LIMIT
+
+    def forget(self, message: Message) -> None:
+        """Count no longer."""
+        self._rejections.pop(message.message_id, None)
 
 
 class MemoryPublisher:
@@ -148,24 +139,34 @@ class MemoryDelivery:
 
     async def ack(self) -> None:
         """Done with it."""
-        self.consumer.settle(self)
+        if self.consumer.settle(self):
+            self.consumer.broker.forget(self.message)
 
     async def requeue(self) -> None:
         """Give it back."""
         if self.consumer.settle(self):
             await self.consumer.give_back(self.message)
 
+    async def reject(self) -> None:
+        """Give it back, or put it aside if that happened too often."""
+        if not self.consumer.settle(self):
+            return
+        if self.consumer.broker.reject(self.message):
+            await self.consumer.give_back(self.message)
+        else:
+            self.consumer.broker.bury(self.message)
+
     async def dead_letter(self) -> None:
         """Put it aside."""
         if self.consumer.settle(self):
-            self.consumer.bury(self.message)
+            self.consumer.broker.bury(self.message)
 
 
 class MemoryConsumer:
     """Implements `aijobs.broker.port.Consumer`."""
 
     def __init__(self, broker: MemoryBroker, queue: str, prefetch: int) -> None:
-        self._broker = broker
+        self.broker = broker
         self._name = queue
         self._free = asyncio.Semaphore(prefetch)
         self._unsettled: set[MemoryDelivery] = set()
@@ -173,7 +174,7 @@ class MemoryConsumer:
 
     async def __aenter__(self) -> Self:
         """Declare the topology."""
-        self._broker.declare()
+        self.broker.declare()
         return self
 
     async def __aexit__(
@@ -187,6 +188,11 @@ class MemoryConsumer:
     async def stop(self) -> None:
         """Receive no more."""
         self._stopped.set()
+
+    async def widen(self, by: int) -> None:
+        """Make room for more."""
+        for _ in range(by):
+            self._free.release()
 
     async def deliveries(self) -> AsyncIterator[MemoryDelivery]:
         """Yield messages, at most `prefetch` unsettled ones at a time, until stopped."""
@@ -209,7 +215,7 @@ class MemoryConsumer:
     async def _receive(self) -> MemoryDelivery:
         await self._free.acquire()
         try:
-            message = await self._broker.queue(self._name).get()
+            message = await self.broker.queue(self._name).get()
         except BaseException:  # raised on; a cancelled wait must give its place back
             self._free.release()
             raise
@@ -233,8 +239,4 @@ class MemoryConsumer:
 
     async def give_back(self, message: Message) -> None:
         """Put a message back to the head of its queue."""
-        await self._broker.queue(self._name).put(message, first=True)
-
-    def bury(self, message: Message) -> None:
-        """Put a poison message aside."""
-        self._broker.bury(message)
+        await self.broker.queue(self._name).put(message, first=True)

@@ -110,7 +110,11 @@ class Delivery(Protocol):
         ...
 
     async def requeue(self) -> None:
-        """Give it back for another try, here or elsewhere."""
+        """Give it back for later, here or elsewhere; RabbitMQ before 4.3 counts that like `reject`."""
+        ...
+
+    async def reject(self) -> None:
+        """Give it back for another try, having failed with it; put aside when that happens too often (QU-1)."""
         ...
 
     async def dead_letter(self) -> None:
@@ -141,11 +145,20 @@ class Consumer(Protocol):
         """Receive no more; what was yielded can still be settled. `deliveries` then ends. Raises nothing."""
         ...
 
+    async def widen(self, by: int) -> None:
+        """Hold up to `by` more unsettled messages.
+
+        Raises:
+            BrokerUnavailable: the broker did not confirm it.
+
+        """
+        ...
+
     def deliveries(self) -> AsyncIterator[Delivery]:
         """Yield messages, at most `prefetch` unsettled ones at a time, until stopped.
 
         Raises:
-            BrokerUnavailable: the connection broke or the broker cancelled the consumer.
+            BrokerUnavailable: the connection broke, the broker cancelled the consumer, or it does not answer.
 
         """
         ...
@@ -159,5 +172,5 @@ class Broker(Protocol):
         ...
 
     def consumer(self, queue: str, prefetch: int) -> Consumer:
-        """Return a consumer of a work queue that holds at most `prefetch` unsettled messages."""
+        """Return a consumer of a work queue that holds at most `prefetch` unsettled messages; 0: none until widened."""
         ...

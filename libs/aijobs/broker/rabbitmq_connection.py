@@ -12,6 +12,7 @@ from datetime import timedelta
 import aio_pika
 import structlog
 from aio_pika.abc import AbstractConnection
+from aio_pika.connection import make_url
 from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, ChannelPreconditionFailed
 
 from aijobs.broker.port import BrokerUnavailable, TopologyConflict
@@ -28,6 +29,8 @@ from aijobs.broker.topology import (
 CONNECT_TIMEOUT = timedelta(seconds=5)
 #: Declaring a quorum queue for the first time takes a cluster a moment.
 DECLARE_TIMEOUT = timedelta(seconds=15)
+#: The broker gives up a connection that is silent for twice as long, and others get what it held.
+HEARTBEAT_SECONDS = 20
 #: Everything that means "not now" or "no idea".
 FAULTS = (AMQPError, OSError, asyncio.TimeoutError, ChannelInvalidStateError, RuntimeError)
 log = structlog.get_logger()
@@ -42,7 +45,11 @@ class Connector:
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = tuple(urls)
+        parsed = map(make_url, urls)
+        # One that names a heartbeat means it.
+        self._urls = [
+            url if "heartbeat" in url.query else url.update_query(heartbeat=HEARTBEAT_SECONDS) for url in parsed
+        ]
 
     async def open(self, name: str) -> AbstractConnection:
         """Open a connection to the first node that answers, with the topology declared.
@@ -109,6 +116,11 @@ async def _declare_all(connection: AbstractConnection) -> None:
     finally:
         if not channel.is_closed:
             await channel.close()
+
+
+def is_open(connection: AbstractConnection) -> bool:
+    """Tell whether a connection is there, as far as this side knows: lost ones are not `is_closed` to the library."""
+    return connection.connected.is_set() and not connection.is_closed
 
 
 async def is_blocked(connection: AbstractConnection) -> bool:

@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractConnection, AbstractExchange
 from aio_pika.exceptions import ChannelNotFoundEntity, DeliveryError, PublishError
 
 from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message, MessageRefused, QueueMissing
-from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare, is_blocked
+from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare, is_blocked, is_open
 from aijobs.broker.rabbitmq_depths import DepthReader
 from aijobs.broker.topology import EVENTS_EXCHANGE, WORK_EXCHANGE
 
@@ -38,11 +38,13 @@ class RabbitMqPublisher:
     async def connect(self) -> None:
         """Connect, unless connected."""
         async with self._connecting:
-            if self._connection is not None and not self._connection.is_closed:
+            if self._connection is not None and is_open(self._connection):
                 await self._require_unblocked(self._connection)
                 if not self._declared:
                     await self._declare_again(self._connection)
                 return
+            if self._connection is not None:
+                await self._drop(self._connection)
             connection = await self._connector.open("publisher")
             try:
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
@@ -70,7 +72,7 @@ class RabbitMqPublisher:
         if len(message.body) > LARGEST_BODY:
             raise MessageRefused(f"{len(message.body)} bytes; at most {LARGEST_BODY}")
         connection = self._connection
-        if connection is None or connection.is_closed:
+        if connection is None or not is_open(connection):
             raise BrokerUnavailable("not connected")
         work = message.queue is not None
         exchange = self._exchanges[WORK_EXCHANGE if work else EVENTS_EXCHANGE]
@@ -103,7 +105,7 @@ class RabbitMqPublisher:
     async def depths(self, within: timedelta) -> Mapping[str, int]:
         """Count the messages that wait, by passive declares."""
         connection, reader = self._connection, self._depth_reader
-        if connection is None or reader is None or connection.is_closed:
+        if connection is None or reader is None or not is_open(connection):
             raise BrokerUnavailable("not connected")
         await self._require_unblocked(connection)
         try:
@@ -113,7 +115,9 @@ class RabbitMqPublisher:
             self._declared = False
             raise QueueMissing("a work queue does not exist") from error
         except FAULTS as error:
-            # The connection stays: whether it is any good, publishing will tell.
+            # Whoever asks before publishing would otherwise never find out that the connection is dead.
+            if not await self._is_blocked(connection):
+                await self._drop(connection)
             raise BrokerUnavailable("the broker did not say how many messages wait") from error
 
     async def close(self) -> None:
@@ -126,7 +130,7 @@ class RabbitMqPublisher:
             raise BrokerUnavailable("the broker takes no messages: it has raised an alarm (memory or disk)")
 
     async def _is_blocked(self, connection: AbstractConnection) -> bool:
-        blocked = not connection.is_closed and await is_blocked(connection)
+        blocked = is_open(connection) and await is_blocked(connection)
         if connection is self._connection:
             self._notice(blocked=blocked)
         return blocked

@@ -5,7 +5,7 @@
     aijobs.events (topic)                                ai.job.completed|failed|cancelled, for other backends
 
 Arguments of a queue cannot be changed once it exists, so only what must be there from the start is declared; limits
-belong into policies.
+are policies of the broker, in `deploy/rabbitmq.json`.
 """
 
 from aijobs.definition import Queue
@@ -15,6 +15,8 @@ DEAD_LETTER_EXCHANGE = "aijobs.dead-letter"
 DEAD_LETTER_QUEUE = "aijobs.dead"
 EVENTS_EXCHANGE = "aijobs.events"
 WORK_QUEUES = tuple(str(queue) for queue in Queue)
+#: A message that was rejected more often is put aside; on RabbitMQ by a policy, whose limit is this one.
+DELIVERY_LIMIT = 20
 
 WORK_QUEUE_ARGUMENTS = {
     "x-queue-type": "quorum",

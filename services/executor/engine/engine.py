@@ -53,12 +53,14 @@ class Engine:
         self._complete = complete
         self._heartbeats = heartbeats
 
-    async def run(self, job_id: str, *, going_on: Callable[[], bool]) -> None:
+    async def run(self, job_id: str, *, going_on: Callable[[], bool], held_until: float) -> None:
         """Run a job to its end, or find that it is not ours to run. Afterwards its message can be acknowledged.
 
         Args:
             job_id: the job.
             going_on: False once this process takes no more jobs.
+            held_until: how long its message may be held, by the loop's clock. A run whose next execution could take
+                longer is given back, which dispatches it again and counts as nothing (ruling 17).
 
         Raises:
             AijobsError: the job could not be locked; its message must go back.
@@ -73,6 +75,9 @@ class Engine:
         with self._heartbeats.beating(leased) as beat:
             call_numbers = count(1)
             earlier_errors = list(leased.earlier_errors)
+            if not self._fits(leased, timedelta(0), held_until):
+                await self._report(beat, 1, Released(reason="message held for too long"))
+                return
             for execution in count(1):
                 outcome = await self._outcome(leased, execution, earlier_errors, call_numbers, beat)
                 verdict = await self._report(beat, execution, outcome)
@@ -80,7 +85,7 @@ class Engine:
                     return
                 if isinstance(outcome, Failed):
                     earlier_errors.append(EarlierError(code=outcome.code, feedback=outcome.feedback))
-                if verdict.backoff > LONGEST_HELD_WAIT:
+                if verdict.backoff > LONGEST_HELD_WAIT or not self._fits(leased, verdict.backoff, held_until):
                     await self._report(beat, execution, Released(reason="retry later", delay=verdict.backoff))
                     return
                 try:
@@ -88,6 +93,11 @@ class Engine:
                 except RunStopped as stopped:
                     await self._report(beat, execution, _stopped(stopped))
                     return
+
+    def _fits(self, leased: LeasedJob, wait: timedelta, held_until: float) -> bool:
+        """Tell whether an execution that begins after a wait ends for certain while the message may be held."""
+        longest = wait + self._resolve.timeout(leased.job_type)
+        return asyncio.get_running_loop().time() + longest.total_seconds() <= held_until
 
     async def _report(self, beat: Beat, execution: int, outcome: Outcome) -> Ended | RunAgain:
         """Report an outcome, for as long as the lease is ours to report about."""

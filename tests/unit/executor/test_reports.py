@@ -389,7 +389,7 @@ class EndlessEngine(Engine):
         self.go_on = asyncio.Event()
         self.finished: list[str] = []
 
-    async def run(self, job_id: str, *, going_on: Callable[[], bool]) -> None:
+    async def run(self, job_id: str, *, going_on: Callable[[], bool], held_until: float) -> None:
         self.started.set()
         await self.go_on.wait()
         self.finished.append(job_id)
@@ -428,8 +428,8 @@ class DepartingConsumer(MemoryConsumer):
         async for delivery in super().deliveries():
             yield delivery
             break
-        assert isinstance(self._broker, DepartingBroker)
-        self._broker.away.set()
+        assert isinstance(self.broker, DepartingBroker)
+        self.broker.away.set()
         raise BrokerUnavailable("away")
 
 
