@@ -58,7 +58,7 @@ lint: $(VENV)/.dev
 
 .PHONY: types
 types: $(VENV)/.dev
-	@$(BIN)/mypy
+	@$(BIN)/mypy && $(BIN)/mypy examples/subscriber
 
 .PHONY: contracts
 contracts: $(VENV)/.dev
