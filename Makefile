@@ -49,6 +49,7 @@ verify: $(VENV)/.dev ## generated files are what their sources give
 	@$(BIN)/python -m deploy.protos --check
 	@$(BIN)/python -m deploy.settings_page --check
 	@$(BIN)/python -m deploy.errors_page --check
+	@$(BIN)/python -m deploy.completion_schema --check
 
 .PHONY: format-check
 format-check: $(VENV)/.dev
@@ -61,7 +62,7 @@ lint: $(VENV)/.dev
 
 .PHONY: types
 types: $(VENV)/.dev
-	@$(BIN)/mypy
+	@$(BIN)/mypy && $(BIN)/mypy examples/subscriber
 
 .PHONY: contracts
 contracts: $(VENV)/.dev
@@ -84,9 +85,10 @@ protos: $(VENV)/.dev ## generate the stubs
 	@$(BIN)/python -m deploy.protos
 
 .PHONY: docs
-docs: $(VENV)/.dev ## generate the pages about settings and errors
+docs: $(VENV)/.dev ## generate the pages about settings and errors, and the schema of events
 	@$(BIN)/python -m deploy.settings_page
 	@$(BIN)/python -m deploy.errors_page
+	@$(BIN)/python -m deploy.completion_schema
 
 .PHONY: lock
 lock: $(VENV)/.uv ## resolve the dependencies anew into the hashed locks

@@ -4,13 +4,12 @@ Payloads hold ids and codes, never a user id and nothing that a user or a model 
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
 from uuid_utils import uuid7
 
-from aijobs.states import JobState
+from aijobs.completion import ROUTING_KEYS, CompletionEvent
 from services.jobs.store.jobs import JobRow
 from services.jobs.store.outbox import NewEvent
 
@@ -26,11 +25,7 @@ class EventType(StrEnum):
     CANCELLED = "ai.job.cancelled"
 
 
-END_EVENTS = {
-    JobState.SUCCEEDED: EventType.COMPLETED,
-    JobState.FAILED: EventType.FAILED,
-    JobState.CANCELLED: EventType.CANCELLED,
-}
+END_EVENTS = {state: EventType(key) for state, key in ROUTING_KEYS.items()}
 
 
 def _enqueue(job: JobRow) -> NewEvent:
@@ -40,7 +35,7 @@ def _enqueue(job: JobRow) -> NewEvent:
     job that never was due has no place yet, even if its time has come in this very moment.
     """
     payload = {"jobId": job.job_id, "jobType": job.job_type, "queueName": job.queue, "priority": job.priority}
-    event = _event(EventType.ENQUEUE, job.job_id, job.dispatch_no, payload, str(uuid7()))
+    event = _event(EventType.ENQUEUE, job, json.dumps(payload, separators=(",", ":")), str(uuid7()))
     waits = job.rank_at is None or not job.due
     return replace(
         event, queue=job.queue, rank_at=job.rank_at, available_at=(job.due_at or job.read_at) if waits else None
@@ -63,29 +58,28 @@ def of(job: JobRow) -> NewEvent | None:
 
 
 def _of_end(job: JobRow) -> NewEvent:
-    """Build the event that tells other backends that a job has ended (OB-8)."""
-    event_id = str(uuid7())
-    payload = {
-        "eventId": event_id,
-        "jobId": job.job_id,
-        "jobType": job.job_type,
-        "state": job.lifecycle_status,
-        "errorCode": job.error_code,
-        "outputHash": job.output_hash,
-        "sequence": job.sequence,
-        "occurredAt": (job.finished_at or job.read_at).isoformat(timespec="microseconds"),
-    }
-    return _event(END_EVENTS[job.lifecycle_status], job.job_id, job.dispatch_no, payload, event_id)
+    """Build the event that tells other backends that a job has ended, through the model that they read it with."""
+    event = CompletionEvent.model_validate(
+        {
+            "event_id": str(uuid7()),
+            "job_id": job.job_id,
+            "job_type": job.job_type,
+            "state": job.lifecycle_status,
+            "error_code": job.error_code,
+            "output_hash": job.output_hash,
+            "sequence": job.sequence,
+            "occurred_at": job.finished_at or job.read_at,
+        }
+    )
+    return _event(END_EVENTS[event.state], job, event.body(), event.event_id)
 
 
-def _event(
-    event_type: EventType, job_id: str, dispatch_no: int, payload: Mapping[str, object], event_id: str
-) -> NewEvent:
+def _event(event_type: EventType, job: JobRow, payload_json: str, event_id: str) -> NewEvent:
     return NewEvent(
         event_id=event_id,
         event_type=event_type,
         aggregate_type=AGGREGATE_TYPE,
-        aggregate_id=job_id,
-        dedupe_key=f"{event_type}:{job_id}:{dispatch_no}",
-        payload_json=json.dumps(payload, separators=(",", ":")),
+        aggregate_id=job.job_id,
+        dedupe_key=f"{event_type}:{job.job_id}:{job.dispatch_no}",
+        payload_json=payload_json,
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 from sqlalchemy import delete, func, select, text
 
 from aijobs.errors import AijobsError, JobNotReady
+from services.jobs.creation import Created
 from services.jobs.execution import Released
 from services.jobs.promotion import Promotion
 from services.jobs.quotas import Limits
@@ -28,7 +29,9 @@ async def backlog(jobs: Jobs, count: int, **changes: object) -> list[str]:
     ids: list[str] = []
     for start in range(0, count, 100):
         batch = [new_job(**changes) for _ in range(min(100, count - start))]
-        ids += [created.job.job_id for created in await jobs.creation.create("backend", batch)]
+        for created in await jobs.creation.create("backend", batch):
+            assert isinstance(created, Created), created
+            ids.append(created.job.job_id)
     return ids
 
 

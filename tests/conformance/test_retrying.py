@@ -118,6 +118,6 @@ async def test_a_retry_is_refused_by_no_limit_of_the_user(jobs: Jobs) -> None:
 async def test_a_job_whose_type_is_no_longer_installed_is_not_retried(jobs: Jobs) -> None:
     """No executor could ever run it."""
     job_id = await failed(jobs)
-    gone = JobRetrying(jobs.database, Registry([]), jobs.wakeups)
+    gone = JobRetrying(jobs.database, Registry([]), jobs.wakeups, jobs.order)
     with pytest.raises(UnknownJobType):
         await gone.retry("ops", Retry(request_id="r1", job_id=job_id, reason=""))

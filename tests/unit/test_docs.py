@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import errors_page, settings_page
+from deploy import completion_schema, errors_page, settings_page
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("docs", "examples", "libs", "services", "deploy", "protos", "tests")
@@ -119,6 +119,7 @@ def test_every_variable_of_a_service_has_a_row_that_says_what_it_is_for(service)
 def test_generated_pages_are_what_the_code_gives() -> None:
     assert settings_page.PAGE.read_text() == settings_page.page()
     assert errors_page.PAGE.read_text() == errors_page.page()
+    assert completion_schema.PAGE.read_text() == completion_schema.page()
 
 
 def requirements() -> list[tuple[str, str, str]]:
