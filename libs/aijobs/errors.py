@@ -13,7 +13,8 @@
     ├── TooManyJobs             TOO_MANY_JOBS             too many of the user's jobs are alive
     ├── QuotaExceeded           QUOTA_EXCEEDED            too many jobs of the user were created today or this month
     ├── PlatformUnavailable     PLATFORM_UNAVAILABLE      an operator has switched creation off
-    ├── JobNotRetryable, RetryInProgress, SnapshotExpired, ExecutorNotFound    operators
+    ├── JobNotRetryable, RetryInProgress, SnapshotExpired, ExecutorNotFound,
+    │   EventNotFound, EventNotDead, EventClaimed, EventNeeded, EventNotDiscardable    operators
     ├── LeaseConflict, LeaseLost, CancelRequested, IllegalTransition, JobNotReady, SessionLost, ClaimLost, NotAttempted
     │                           executor and dispatcher
     ├── Unauthenticated, PermissionDenied
@@ -254,6 +255,49 @@ class ExecutorNotFound(AijobsError):
 
     def __init__(self, executor_id: str) -> None:
         super().__init__(f"no executor {executor_id[:128]!r}")
+
+
+class EventNotFound(AijobsError):
+    """No outbox event has this id: it never had, or it was deleted by its age."""
+
+    reason = "EVENT_NOT_FOUND"
+    status = StatusCode.NOT_FOUND
+    advice = "List the events with `aijobs outbox list` (JobAdminService.ListOutboxEvents)."
+
+    def __init__(self, event_id: str) -> None:
+        super().__init__(f"no event {event_id[:64]!r}")
+
+
+class EventNotDead(AijobsError):
+    """Only dead events can be requeued (OB-3). The event stays as it is."""
+
+    reason = "EVENT_NOT_DEAD"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Nothing to do: the event is on its way, was published or was given up; its status says which."
+
+
+class EventClaimed(AijobsError):
+    """A dispatcher is publishing the event at the moment; it may have been sent already."""
+
+    reason = "EVENT_CLAIMED"
+    status = StatusCode.ABORTED
+    advice = "Ask again when its claim has ended: in a minute at most, unless it is published by then."
+
+
+class EventNeeded(AijobsError):
+    """Without this event a job would wait for ever, so it cannot be discarded (OB-3)."""
+
+    reason = "EVENT_NEEDED"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Requeue the event if it is dead (`aijobs outbox requeue`), or cancel the job (`aijobs jobs cancel`)."
+
+
+class EventNotDiscardable(AijobsError):
+    """The event was published: it cannot be taken back."""
+
+    reason = "EVENT_NOT_DISCARDABLE"
+    status = StatusCode.FAILED_PRECONDITION
+    advice = "Nothing to do: receivers recognise an event by its id and know that it may come twice."
 
 
 class JobNotReady(AijobsError):

@@ -19,12 +19,14 @@ from aijobs.v1 import (
 from services.jobs.cancellation import JobCancellation
 from services.jobs.claim_release import ClaimRelease
 from services.jobs.creation import JobCreation
+from services.jobs.event_queries import EventQueries
 from services.jobs.execution import JobExecution
 from services.jobs.lapsing import JobLapsing
 from services.jobs.leasing import JobLeasing
 from services.jobs.migrate import require_current
 from services.jobs.operating import Operating
 from services.jobs.outbox import Outbox
+from services.jobs.outbox_admin import OutboxAdmin
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries
 from services.jobs.quotas import Limits, Quotas
@@ -154,7 +156,13 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     server.add(
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
-        JobAdminServicer(registry, JobRetrying(database, registry, wakeups, order), Operating(database, wakeups)),
+        JobAdminServicer(
+            registry,
+            JobRetrying(database, registry, wakeups, order),
+            Operating(database, wakeups),
+            EventQueries(database, outbox),
+            OutboxAdmin(database, wakeups),
+        ),
     )
     server.add(
         "aijobs.v1.LifecycleService",

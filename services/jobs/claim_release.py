@@ -1,4 +1,4 @@
-"""Ending claims whose dispatcher is gone, and looking for events that no dispatcher can send (OB-3, OB-5).
+"""Ending claims whose dispatcher is gone, and looking for dead events and those that nobody can send (OB-3, OB-5).
 
 A claim ends after its time at the latest. A dispatcher that was killed is noticed sooner: its open claim, and the calls
 it makes while it publishes, are signs of life, and without one for the grace its events are given back. A database
@@ -16,8 +16,9 @@ import structlog
 from aijobs import metrics
 from aijobs.errors import Unavailable
 from services.jobs.outbox import Outbox
-from services.jobs.store import dispatchers, outbox, ranks
+from services.jobs.store import dispatchers, outbox, outbox_admin, ranks
 from services.jobs.store.database import Database, Transaction
+from services.jobs.store.outbox import EventStatus
 from services.jobs.wakeups import Wakeups
 
 #: How often signs of life are looked at.
@@ -30,7 +31,10 @@ FORGET_VIRTUAL_TIME_AFTER = timedelta(hours=1)
 FORGET_CHUNK = 500
 #: Dispatchers of an older version say within this time again what they can send.
 SENDABLE_WITHIN = timedelta(minutes=1)
+#: Dead events are counted no further.
+MOST_DEAD = 10_000
 RELEASED = metrics.counter("claims_released", "Events given back because their claim ended", "reason")
+DEAD = metrics.gauge("outbox_events_dead", "Dead events, counted to 10,000: they wait for an operator")
 PARKED = metrics.gauge("outbox_events_parked", "Pending events of types that no dispatcher can send", "event_type")
 log = structlog.get_logger()
 
@@ -74,6 +78,7 @@ class ClaimRelease:
                 if loop.time() - rested_at >= self._interval.total_seconds():
                     rested_at = loop.time()
                     await self.release_expired()
+                    await self.look_for_dead()
                     await self.look_for_parked()
                     await self.forget()
             except Unavailable:
@@ -108,6 +113,16 @@ class ClaimRelease:
         # Only a look that the database answered counts: else dispatchers could not give signs of life either.
         self._looked_at = asyncio.get_running_loop().time()
         return released
+
+    async def look_for_dead(self) -> None:
+        """Count the dead events, for an alarm (OB-3).
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        count = partial(outbox_admin.counts, statuses=[EventStatus.DEAD], most=MOST_DEAD)
+        DEAD.set((await self._database.read(count))[EventStatus.DEAD])
 
     async def look_for_parked(self) -> None:
         """Count the events of types that no dispatcher can send, and warn of new ones (OB-5, ruling 21).

@@ -47,6 +47,13 @@ def dispatch_key(job_id: str, dispatch_no: int) -> str:
     return f"{EventType.ENQUEUE}:{job_id}:{dispatch_no}"
 
 
+def leads_anywhere(dedupe_key: str, job: JobRow | None) -> bool:
+    """Tell whether an event is still of use: what tells of an end always is, a dispatch while its job waits for it."""
+    if not dedupe_key.startswith(f"{EventType.ENQUEUE}:"):
+        return True
+    return job is not None and job.waits and dedupe_key == dispatch_key(job.job_id, job.dispatch_no)
+
+
 def of(job: JobRow) -> NewEvent | None:
     """Build the event that a change calls for, from the row after it.
 

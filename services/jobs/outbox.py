@@ -20,6 +20,7 @@ from itertools import chain, islice, zip_longest
 
 import structlog
 
+from aijobs import metrics
 from aijobs.definition import Queue
 from aijobs.errors import AijobsError, ClaimLost
 from services.jobs.events import EventType
@@ -39,6 +40,9 @@ MOST_ATTEMPTS = 3
 FIRST_BACKOFF = timedelta(seconds=1)
 #: An event that was given back waits as long, so that one that nobody can send is no hot loop.
 RELEASE_DELAY = timedelta(seconds=1)
+#: Where an operator goes on.
+SEE = "aijobs outbox list --status dead"
+DIED = metrics.counter("outbox_events_died", "Events that became dead: they wait for an operator")
 log = structlog.get_logger()
 
 
@@ -237,8 +241,9 @@ class Outbox:
 
 
 def _tell_dead(dead: Sequence[Settlement]) -> None:
+    DIED.inc(len(dead))
     for event in dead:
-        log.error("event dead", event_id=event.event_id, reason=event.last_error, attempts=event.attempt_count)
+        log.error("event dead", event_id=event.event_id, reason=event.last_error, attempts=event.attempt_count, see=SEE)
 
 
 def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:

@@ -79,7 +79,7 @@ class Promotion:
         await users.lock(tx, {job.user_id for job in present.values() if job.rank_at is None})
         rows = await job_store.get(tx, present, lock=True)
         scheduled = await outbox.lock_due(tx, [event.id for event in due])
-        wanted = [event for event in scheduled if _is_wanted(event, rows.get(event.aggregate_id))]
+        wanted = [event for event in scheduled if events.leads_anywhere(event.dedupe_key, rows.get(event.aggregate_id))]
         given = await self._rank(tx, [rows[event.aggregate_id] for event in wanted if event.rank_at is None])
         places = {event.id: event.rank_at or given[event.aggregate_id] for event in wanted}
         await outbox.promote(tx, places)
@@ -101,10 +101,3 @@ class Promotion:
         await ranking.write(tx)
         await ranks.give(tx, given)
         return ranked | given
-
-
-def _is_wanted(event: ScheduledEvent, job: JobRow | None) -> bool:
-    """Tell whether an event still leads anywhere: what tells of an end always does, a dispatch while its job waits."""
-    if not event.queue:
-        return True
-    return job is not None and job.waits and event.dedupe_key == events.dispatch_key(job.job_id, job.dispatch_no)

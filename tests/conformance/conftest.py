@@ -21,6 +21,7 @@ from services.jobs.admission import NewJob
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
 from services.jobs.claim_release import ClaimRelease
 from services.jobs.creation import Created, JobCreation
+from services.jobs.event_queries import EventQueries
 from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
 from services.jobs.lapsing import JobLapsing
 from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
@@ -28,6 +29,7 @@ from services.jobs.lifecycle import Lease
 from services.jobs.migrate import upgrade_with
 from services.jobs.operating import Operating
 from services.jobs.outbox import Claim, Outbox
+from services.jobs.outbox_admin import OutboxAdmin
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries, Viewer
 from services.jobs.quotas import Limits, Quotas
@@ -139,6 +141,8 @@ class Jobs:
             grace=self.dispatcher_grace,
             interval=timedelta(milliseconds=20),
         )
+        self.event_queries = EventQueries(self.database, self.outbox)
+        self.outbox_admin = OutboxAdmin(self.database, self.wakeups)
         self.promotion = Promotion(self.database, self.wakeups, self.order)
 
     async def create(self, **changes: Any) -> Created:

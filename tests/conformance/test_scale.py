@@ -19,12 +19,14 @@ from sqlalchemy import event, text
 from aijobs.states import JobState
 from services.jobs.execution import Released
 from services.jobs.migrate import upgrade_with
-from services.jobs.outbox import Published, SettleRequest
+from services.jobs.outbox import Published, PublishFailed, SettleRequest
 from services.jobs.queries import JobFilter
 from services.jobs.quotas import Limits
 from services.jobs.store import executors
 from services.jobs.store import jobs as job_store
 from services.jobs.store.database import Database
+from services.jobs.store.outbox import EventStatus
+from services.jobs.store.outbox_admin import EventFilter
 from tests.conformance.conftest import BACKEND, Jobs, failure, hello, success
 
 #: So few rows, however many jobs there are, that MariaDB reads them whole.
@@ -135,6 +137,34 @@ async def every_use(jobs: Jobs) -> None:
     await jobs.queries.history(lease.job_id, after_sequence=0)
     for wanted in LISTS:
         await jobs.queries.page(BACKEND, wanted, size=50, token="")
+    await every_use_of_operators(jobs)
+
+
+async def every_use_of_operators(jobs: Jobs) -> None:
+    """Do everything that operators do with events."""
+    for wanted in EVENT_LISTS:
+        for statuses in ((), (EventStatus.DEAD,), tuple(EventStatus)):
+            page = await jobs.event_queries.page(wanted, statuses=statuses, size=5)
+            await jobs.event_queries.page(wanted, statuses=statuses, token=page.next_page_token)
+        await jobs.outbox_admin.requeue_dead("ops", wanted, dry_run=True)
+    await jobs.event_queries.counts()
+    await jobs.claim_release.look_for_dead()
+    token = uuid4().hex
+    ids = [event.event_id for event in await jobs.claim(token, limit=5)]
+    dead = PublishFailed(reason="x", retryable=False)
+    await jobs.outbox.settle(token, [SettleRequest(event_id=event_id, result=dead) for event_id in ids])
+    await jobs.outbox_admin.requeue("ops", ids)
+    await jobs.outbox_admin.discard("ops", ids)
+
+
+EVENT_LISTS = [
+    EventFilter(),
+    EventFilter(event_type="ai.job.enqueue"),
+    EventFilter(queue="ai-interactive"),
+    EventFilter(event_type="ai.job.enqueue", queue="ai-background"),
+    EventFilter(job_id="00000001-0000-7000-8000-000000000000"),
+    EventFilter(job_id="00000001-0000-7000-8000-000000000000", event_type="ai.job.enqueue", queue="ai-interactive"),
+]
 
 
 LISTS = [
@@ -158,7 +188,8 @@ async def bad_plans(database: Database, statements: Statements) -> list[str]:
                 continue
             plan = (await connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)).mappings().all()
             for row in plan:
-                if row["table"] is None or row["table"] in SMALL_TABLES:
+                # What is derived holds the few rows that its own plan has found.
+                if row["table"] is None or row["table"] in SMALL_TABLES or row["table"].startswith("<"):
                     continue
                 sorts = "filesort" in (row["Extra"] or "") or "temporary" in (row["Extra"] or "")
                 # A list of everything reads the primary key from its end.

@@ -55,11 +55,15 @@ class Connection:
         """Close the connection."""
         await self._channel.close()
 
-    async def _call(self, method: Callable[..., Awaitable[_ResponseT]], request: Message) -> _ResponseT:
+    async def _call(
+        self, method: Callable[..., Awaitable[_ResponseT]], request: Message, *, limit: timedelta | None = None
+    ) -> _ResponseT:
+        """Call, and repeat while that is worth it. `limit` is for each try; None: the client's timeout."""
         patience = Patience(self._patience)
+        seconds = (self._timeout if limit is None else limit).total_seconds()
         while True:
             try:
-                return await method(request, timeout=self._timeout.total_seconds())
+                return await method(request, timeout=seconds)
             except grpc.aio.AioRpcError as error:
                 refusal = from_rpc_error(error, address=self._address)
             # Outside of the handler: a caller reads our error alone, without gRPC's before it.

@@ -1,13 +1,13 @@
-"""The calls for operators (JobAdminService). All of them need the admin role."""
+"""The calls for operators (JobAdminService; those about outbox events: `outbox.py`). All need the admin role."""
 
 from collections.abc import Sequence
 from uuid import uuid4
 
-from aijobs.client.connection import Connection
+from aijobs.client.outbox import OutboxCalls
 from aijobs.v1 import job_admin_service_pb2, job_pb2
 
 
-class OperatorCalls(Connection):
+class OperatorCalls(OutboxCalls):
     """What operators ask for, as methods of the client."""
 
     async def list_job_types(self) -> Sequence[job_admin_service_pb2.JobType]:

@@ -23,64 +23,93 @@ _sym_db = _symbol_database.Default()
 
 
 from aijobs.v1 import job_pb2 as aijobs_dot_v1_dot_job__pb2
+from aijobs.v1 import lifecycle_service_pb2 as aijobs_dot_v1_dot_lifecycle__service__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/job_admin_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13ListJobTypesRequest\"=\n\x14ListJobTypesResponse\x12%\n\tjob_types\x18\x01 \x03(\x0b\x32\x12.aijobs.v1.JobType\"\xbb\x02\n\x07JobType\x12\x10\n\x08job_type\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0e\n\x06\x64omain\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x66\x61ult_priority\x18\x07 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x03\x12\x13\n\x0bmax_retries\x18\t \x01(\x05\x12\x13\n\x0b\x63\x61ncellable\x18\n \x01(\x08\x12\x1c\n\x14input_schema_version\x18\x0b \x01(\t\x12\x19\n\x11input_schema_json\x18\x0c \x01(\t\x12\x1d\n\x15output_schema_version\x18\r \x01(\t\x12\x1a\n\x12output_schema_json\x18\x0e \x01(\t\"E\n\x0fRetryJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"/\n\x10RetryJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\"q\n\rExecutorQueue\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12.\n\nidle_since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd7\x02\n\x08\x45xecutor\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aijobs.v1.ExecutorState\x12\x0f\n\x07version\x18\x03 \x01(\t\x12(\n\x06queues\x18\x04 \x03(\x0b\x32\x18.aijobs.v1.ExecutorQueue\x12\x11\n\tjob_types\x18\x05 \x03(\t\x12\x0f\n\x07running\x18\x06 \x01(\x05\x12\x15\n\rsession_epoch\x18\x07 \x01(\x03\x12\x33\n\x0f\x66irst_seen_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ndrain_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x16\n\x14ListExecutorsRequest\"?\n\x15ListExecutorsResponse\x12&\n\texecutors\x18\x01 \x03(\x0b\x32\x13.aijobs.v1.Executor\"+\n\x14\x44rainExecutorRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\">\n\x15\x44rainExecutorResponse\x12%\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x13.aijobs.v1.Executor\"}\n\tQueueInfo\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12.\n\npause_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpaused_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x13\n\x11ListQueuesRequest\":\n\x12ListQueuesResponse\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.QueueInfo\"2\n\x11PauseQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x12PauseQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"#\n\x12ResumeQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\":\n\x13ResumeQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"~\n\x14PlatformAvailability\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nchanged_by\x18\x03 \x01(\t\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\" \n\x1eGetPlatformAvailabilityRequest\"X\n\x1fGetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability\"V\n\x1eSetPlatformAvailabilityRequest\x12\x16\n\tavailable\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x0c\n\n_available\"X\n\x1fSetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability*\x87\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTOR_STATE_CONNECTED\x10\x01\x12\x1f\n\x1b\x45XECUTOR_STATE_DISCONNECTED\x10\x02\x12\x17\n\x13\x45XECUTOR_STATE_LOST\x10\x03\x32\x97\x06\n\x0fJobAdminService\x12O\n\x0cListJobTypes\x12\x1e.aijobs.v1.ListJobTypesRequest\x1a\x1f.aijobs.v1.ListJobTypesResponse\x12\x43\n\x08RetryJob\x12\x1a.aijobs.v1.RetryJobRequest\x1a\x1b.aijobs.v1.RetryJobResponse\x12R\n\rListExecutors\x12\x1f.aijobs.v1.ListExecutorsRequest\x1a .aijobs.v1.ListExecutorsResponse\x12R\n\rDrainExecutor\x12\x1f.aijobs.v1.DrainExecutorRequest\x1a .aijobs.v1.DrainExecutorResponse\x12I\n\nListQueues\x12\x1c.aijobs.v1.ListQueuesRequest\x1a\x1d.aijobs.v1.ListQueuesResponse\x12I\n\nPauseQueue\x12\x1c.aijobs.v1.PauseQueueRequest\x1a\x1d.aijobs.v1.PauseQueueResponse\x12L\n\x0bResumeQueue\x12\x1d.aijobs.v1.ResumeQueueRequest\x1a\x1e.aijobs.v1.ResumeQueueResponse\x12p\n\x17GetPlatformAvailability\x12).aijobs.v1.GetPlatformAvailabilityRequest\x1a*.aijobs.v1.GetPlatformAvailabilityResponse\x12p\n\x17SetPlatformAvailability\x12).aijobs.v1.SetPlatformAvailabilityRequest\x1a*.aijobs.v1.SetPlatformAvailabilityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/job_admin_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a!aijobs/v1/lifecycle_service.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13ListJobTypesRequest\"=\n\x14ListJobTypesResponse\x12%\n\tjob_types\x18\x01 \x03(\x0b\x32\x12.aijobs.v1.JobType\"\xbb\x02\n\x07JobType\x12\x10\n\x08job_type\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x0e\n\x06\x64omain\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05queue\x18\x06 \x01(\t\x12\x18\n\x10\x64\x65\x66\x61ult_priority\x18\x07 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x03\x12\x13\n\x0bmax_retries\x18\t \x01(\x05\x12\x13\n\x0b\x63\x61ncellable\x18\n \x01(\x08\x12\x1c\n\x14input_schema_version\x18\x0b \x01(\t\x12\x19\n\x11input_schema_json\x18\x0c \x01(\t\x12\x1d\n\x15output_schema_version\x18\r \x01(\t\x12\x1a\n\x12output_schema_json\x18\x0e \x01(\t\"E\n\x0fRetryJobRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"/\n\x10RetryJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\"q\n\rExecutorQueue\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12.\n\nidle_since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd7\x02\n\x08\x45xecutor\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aijobs.v1.ExecutorState\x12\x0f\n\x07version\x18\x03 \x01(\t\x12(\n\x06queues\x18\x04 \x03(\x0b\x32\x18.aijobs.v1.ExecutorQueue\x12\x11\n\tjob_types\x18\x05 \x03(\t\x12\x0f\n\x07running\x18\x06 \x01(\x05\x12\x15\n\rsession_epoch\x18\x07 \x01(\x03\x12\x33\n\x0f\x66irst_seen_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elast_seen_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ndrain_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x16\n\x14ListExecutorsRequest\"?\n\x15ListExecutorsResponse\x12&\n\texecutors\x18\x01 \x03(\x0b\x32\x13.aijobs.v1.Executor\"+\n\x14\x44rainExecutorRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\">\n\x15\x44rainExecutorResponse\x12%\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32\x13.aijobs.v1.Executor\"}\n\tQueueInfo\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12.\n\npause_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpaused_by\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x13\n\x11ListQueuesRequest\":\n\x12ListQueuesResponse\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.QueueInfo\"2\n\x11PauseQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x12PauseQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"#\n\x12ResumeQueueRequest\x12\r\n\x05queue\x18\x01 \x01(\t\":\n\x13ResumeQueueResponse\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.QueueInfo\"~\n\x14PlatformAvailability\x12\x11\n\tavailable\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nchanged_by\x18\x03 \x01(\t\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\" \n\x1eGetPlatformAvailabilityRequest\"X\n\x1fGetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability\"V\n\x1eSetPlatformAvailabilityRequest\x12\x16\n\tavailable\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x0c\n\n_available\"X\n\x1fSetPlatformAvailabilityResponse\x12\x35\n\x0c\x61vailability\x18\x01 \x01(\x0b\x32\x1f.aijobs.v1.PlatformAvailability\"\xb5\x03\n\x0fOutboxEventInfo\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nevent_type\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\x12\n\ndedupe_key\x18\x04 \x01(\t\x12\x14\n\x0cpayload_json\x18\x05 \x01(\t\x12,\n\x06status\x18\x06 \x01(\x0e\x32\x1c.aijobs.v1.OutboxEventStatus\x12\r\n\x05queue\x18\x07 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x08 \x01(\x05\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x15\n\rdispatcher_id\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x61vailable_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bsettle_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x63laim_end_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa3\x01\n\x17ListOutboxEventsRequest\x12.\n\x08statuses\x18\x01 \x03(\x0e\x32\x1c.aijobs.v1.OutboxEventStatus\x12\x12\n\nevent_type\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"_\n\x18ListOutboxEventsResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.aijobs.v1.OutboxEventInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1a\n\x18\x43ountOutboxEventsRequest\"c\n\x10OutboxEventCount\x12,\n\x06status\x18\x01 \x01(\x0e\x32\x1c.aijobs.v1.OutboxEventStatus\x12\x12\n\nevent_type\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"u\n\x19\x43ountOutboxEventsResponse\x12+\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\x1b.aijobs.v1.OutboxEventCount\x12+\n\x06parked\x18\x02 \x03(\x0b\x32\x1b.aijobs.v1.OutboxEventCount\"?\n\nDeadEvents\x12\x12\n\nevent_type\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\x12\x0e\n\x06job_id\x18\x03 \x01(\t\"g\n\x1aRequeueOutboxEventsRequest\x12\x11\n\tevent_ids\x18\x01 \x03(\t\x12%\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x15.aijobs.v1.DeadEvents\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"\x98\x01\n\x11OutboxEventResult\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x30\n\x07outcome\x18\x03 \x01(\x0e\x32\x1d.aijobs.v1.OutboxEventOutcomeH\x00\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\"Z\n\x1bRequeueOutboxEventsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.aijobs.v1.OutboxEventResult\x12\x0c\n\x04more\x18\x02 \x01(\x08\"/\n\x1a\x44iscardOutboxEventsRequest\x12\x11\n\tevent_ids\x18\x01 \x03(\t\"L\n\x1b\x44iscardOutboxEventsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.aijobs.v1.OutboxEventResult*\x87\x01\n\rExecutorState\x12\x1e\n\x1a\x45XECUTOR_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XECUTOR_STATE_CONNECTED\x10\x01\x12\x1f\n\x1b\x45XECUTOR_STATE_DISCONNECTED\x10\x02\x12\x17\n\x13\x45XECUTOR_STATE_LOST\x10\x03*\x84\x02\n\x11OutboxEventStatus\x12#\n\x1fOUTBOX_EVENT_STATUS_UNSPECIFIED\x10\x00\x12!\n\x1dOUTBOX_EVENT_STATUS_SCHEDULED\x10\x01\x12\x1f\n\x1bOUTBOX_EVENT_STATUS_PENDING\x10\x02\x12\"\n\x1eOUTBOX_EVENT_STATUS_PROCESSING\x10\x03\x12!\n\x1dOUTBOX_EVENT_STATUS_PUBLISHED\x10\x04\x12\x1c\n\x18OUTBOX_EVENT_STATUS_DEAD\x10\x05\x12!\n\x1dOUTBOX_EVENT_STATUS_DISCARDED\x10\x06*\x81\x01\n\x12OutboxEventOutcome\x12$\n OUTBOX_EVENT_OUTCOME_UNSPECIFIED\x10\x00\x12!\n\x1dOUTBOX_EVENT_OUTCOME_REQUEUED\x10\x01\x12\"\n\x1eOUTBOX_EVENT_OUTCOME_DISCARDED\x10\x02\x32\xa0\t\n\x0fJobAdminService\x12O\n\x0cListJobTypes\x12\x1e.aijobs.v1.ListJobTypesRequest\x1a\x1f.aijobs.v1.ListJobTypesResponse\x12\x43\n\x08RetryJob\x12\x1a.aijobs.v1.RetryJobRequest\x1a\x1b.aijobs.v1.RetryJobResponse\x12R\n\rListExecutors\x12\x1f.aijobs.v1.ListExecutorsRequest\x1a .aijobs.v1.ListExecutorsResponse\x12R\n\rDrainExecutor\x12\x1f.aijobs.v1.DrainExecutorRequest\x1a .aijobs.v1.DrainExecutorResponse\x12I\n\nListQueues\x12\x1c.aijobs.v1.ListQueuesRequest\x1a\x1d.aijobs.v1.ListQueuesResponse\x12I\n\nPauseQueue\x12\x1c.aijobs.v1.PauseQueueRequest\x1a\x1d.aijobs.v1.PauseQueueResponse\x12L\n\x0bResumeQueue\x12\x1d.aijobs.v1.ResumeQueueRequest\x1a\x1e.aijobs.v1.ResumeQueueResponse\x12p\n\x17GetPlatformAvailability\x12).aijobs.v1.GetPlatformAvailabilityRequest\x1a*.aijobs.v1.GetPlatformAvailabilityResponse\x12p\n\x17SetPlatformAvailability\x12).aijobs.v1.SetPlatformAvailabilityRequest\x1a*.aijobs.v1.SetPlatformAvailabilityResponse\x12[\n\x10ListOutboxEvents\x12\".aijobs.v1.ListOutboxEventsRequest\x1a#.aijobs.v1.ListOutboxEventsResponse\x12^\n\x11\x43ountOutboxEvents\x12#.aijobs.v1.CountOutboxEventsRequest\x1a$.aijobs.v1.CountOutboxEventsResponse\x12\x64\n\x13RequeueOutboxEvents\x12%.aijobs.v1.RequeueOutboxEventsRequest\x1a&.aijobs.v1.RequeueOutboxEventsResponse\x12\x64\n\x13\x44iscardOutboxEvents\x12%.aijobs.v1.DiscardOutboxEventsRequest\x1a&.aijobs.v1.DiscardOutboxEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aijobs.v1.job_admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTORSTATE']._serialized_start=2132
-  _globals['_EXECUTORSTATE']._serialized_end=2267
-  _globals['_LISTJOBTYPESREQUEST']._serialized_start=102
-  _globals['_LISTJOBTYPESREQUEST']._serialized_end=123
-  _globals['_LISTJOBTYPESRESPONSE']._serialized_start=125
-  _globals['_LISTJOBTYPESRESPONSE']._serialized_end=186
-  _globals['_JOBTYPE']._serialized_start=189
-  _globals['_JOBTYPE']._serialized_end=504
-  _globals['_RETRYJOBREQUEST']._serialized_start=506
-  _globals['_RETRYJOBREQUEST']._serialized_end=575
-  _globals['_RETRYJOBRESPONSE']._serialized_start=577
-  _globals['_RETRYJOBRESPONSE']._serialized_end=624
-  _globals['_EXECUTORQUEUE']._serialized_start=626
-  _globals['_EXECUTORQUEUE']._serialized_end=739
-  _globals['_EXECUTOR']._serialized_start=742
-  _globals['_EXECUTOR']._serialized_end=1085
-  _globals['_LISTEXECUTORSREQUEST']._serialized_start=1087
-  _globals['_LISTEXECUTORSREQUEST']._serialized_end=1109
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=1111
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=1174
-  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1176
-  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1219
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1221
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1283
-  _globals['_QUEUEINFO']._serialized_start=1285
-  _globals['_QUEUEINFO']._serialized_end=1410
-  _globals['_LISTQUEUESREQUEST']._serialized_start=1412
-  _globals['_LISTQUEUESREQUEST']._serialized_end=1431
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=1433
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=1491
-  _globals['_PAUSEQUEUEREQUEST']._serialized_start=1493
-  _globals['_PAUSEQUEUEREQUEST']._serialized_end=1543
-  _globals['_PAUSEQUEUERESPONSE']._serialized_start=1545
-  _globals['_PAUSEQUEUERESPONSE']._serialized_end=1602
-  _globals['_RESUMEQUEUEREQUEST']._serialized_start=1604
-  _globals['_RESUMEQUEUEREQUEST']._serialized_end=1639
-  _globals['_RESUMEQUEUERESPONSE']._serialized_start=1641
-  _globals['_RESUMEQUEUERESPONSE']._serialized_end=1699
-  _globals['_PLATFORMAVAILABILITY']._serialized_start=1701
-  _globals['_PLATFORMAVAILABILITY']._serialized_end=1827
-  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_start=1829
-  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_end=1861
-  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_start=1863
-  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_end=1951
-  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_start=1953
-  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_end=2039
-  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_start=2041
-  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_end=2129
-  _globals['_JOBADMINSERVICE']._serialized_start=2270
-  _globals['_JOBADMINSERVICE']._serialized_end=3061
+  _globals['_EXECUTORSTATE']._serialized_start=3662
+  _globals['_EXECUTORSTATE']._serialized_end=3797
+  _globals['_OUTBOXEVENTSTATUS']._serialized_start=3800
+  _globals['_OUTBOXEVENTSTATUS']._serialized_end=4060
+  _globals['_OUTBOXEVENTOUTCOME']._serialized_start=4063
+  _globals['_OUTBOXEVENTOUTCOME']._serialized_end=4192
+  _globals['_LISTJOBTYPESREQUEST']._serialized_start=137
+  _globals['_LISTJOBTYPESREQUEST']._serialized_end=158
+  _globals['_LISTJOBTYPESRESPONSE']._serialized_start=160
+  _globals['_LISTJOBTYPESRESPONSE']._serialized_end=221
+  _globals['_JOBTYPE']._serialized_start=224
+  _globals['_JOBTYPE']._serialized_end=539
+  _globals['_RETRYJOBREQUEST']._serialized_start=541
+  _globals['_RETRYJOBREQUEST']._serialized_end=610
+  _globals['_RETRYJOBRESPONSE']._serialized_start=612
+  _globals['_RETRYJOBRESPONSE']._serialized_end=659
+  _globals['_EXECUTORQUEUE']._serialized_start=661
+  _globals['_EXECUTORQUEUE']._serialized_end=774
+  _globals['_EXECUTOR']._serialized_start=777
+  _globals['_EXECUTOR']._serialized_end=1120
+  _globals['_LISTEXECUTORSREQUEST']._serialized_start=1122
+  _globals['_LISTEXECUTORSREQUEST']._serialized_end=1144
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=1146
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=1209
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=1211
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=1254
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=1256
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=1318
+  _globals['_QUEUEINFO']._serialized_start=1320
+  _globals['_QUEUEINFO']._serialized_end=1445
+  _globals['_LISTQUEUESREQUEST']._serialized_start=1447
+  _globals['_LISTQUEUESREQUEST']._serialized_end=1466
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=1468
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=1526
+  _globals['_PAUSEQUEUEREQUEST']._serialized_start=1528
+  _globals['_PAUSEQUEUEREQUEST']._serialized_end=1578
+  _globals['_PAUSEQUEUERESPONSE']._serialized_start=1580
+  _globals['_PAUSEQUEUERESPONSE']._serialized_end=1637
+  _globals['_RESUMEQUEUEREQUEST']._serialized_start=1639
+  _globals['_RESUMEQUEUEREQUEST']._serialized_end=1674
+  _globals['_RESUMEQUEUERESPONSE']._serialized_start=1676
+  _globals['_RESUMEQUEUERESPONSE']._serialized_end=1734
+  _globals['_PLATFORMAVAILABILITY']._serialized_start=1736
+  _globals['_PLATFORMAVAILABILITY']._serialized_end=1862
+  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_start=1864
+  _globals['_GETPLATFORMAVAILABILITYREQUEST']._serialized_end=1896
+  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_start=1898
+  _globals['_GETPLATFORMAVAILABILITYRESPONSE']._serialized_end=1986
+  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_start=1988
+  _globals['_SETPLATFORMAVAILABILITYREQUEST']._serialized_end=2074
+  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_start=2076
+  _globals['_SETPLATFORMAVAILABILITYRESPONSE']._serialized_end=2164
+  _globals['_OUTBOXEVENTINFO']._serialized_start=2167
+  _globals['_OUTBOXEVENTINFO']._serialized_end=2604
+  _globals['_LISTOUTBOXEVENTSREQUEST']._serialized_start=2607
+  _globals['_LISTOUTBOXEVENTSREQUEST']._serialized_end=2770
+  _globals['_LISTOUTBOXEVENTSRESPONSE']._serialized_start=2772
+  _globals['_LISTOUTBOXEVENTSRESPONSE']._serialized_end=2867
+  _globals['_COUNTOUTBOXEVENTSREQUEST']._serialized_start=2869
+  _globals['_COUNTOUTBOXEVENTSREQUEST']._serialized_end=2895
+  _globals['_OUTBOXEVENTCOUNT']._serialized_start=2897
+  _globals['_OUTBOXEVENTCOUNT']._serialized_end=2996
+  _globals['_COUNTOUTBOXEVENTSRESPONSE']._serialized_start=2998
+  _globals['_COUNTOUTBOXEVENTSRESPONSE']._serialized_end=3115
+  _globals['_DEADEVENTS']._serialized_start=3117
+  _globals['_DEADEVENTS']._serialized_end=3180
+  _globals['_REQUEUEOUTBOXEVENTSREQUEST']._serialized_start=3182
+  _globals['_REQUEUEOUTBOXEVENTSREQUEST']._serialized_end=3285
+  _globals['_OUTBOXEVENTRESULT']._serialized_start=3288
+  _globals['_OUTBOXEVENTRESULT']._serialized_end=3440
+  _globals['_REQUEUEOUTBOXEVENTSRESPONSE']._serialized_start=3442
+  _globals['_REQUEUEOUTBOXEVENTSRESPONSE']._serialized_end=3532
+  _globals['_DISCARDOUTBOXEVENTSREQUEST']._serialized_start=3534
+  _globals['_DISCARDOUTBOXEVENTSREQUEST']._serialized_end=3581
+  _globals['_DISCARDOUTBOXEVENTSRESPONSE']._serialized_start=3583
+  _globals['_DISCARDOUTBOXEVENTSRESPONSE']._serialized_end=3659
+  _globals['_JOBADMINSERVICE']._serialized_start=4195
+  _globals['_JOBADMINSERVICE']._serialized_end=5379
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from aijobs.v1 import job_pb2 as _job_pb2
+from aijobs.v1 import lifecycle_service_pb2 as _lifecycle_service_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -48,6 +49,70 @@ EXECUTOR_STATE_DISCONNECTED: ExecutorState.ValueType  # 2
 EXECUTOR_STATE_LOST: ExecutorState.ValueType  # 3
 """It counts as gone; what it ran was given to others."""
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
+
+class _OutboxEventStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutboxEventStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutboxEventStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTBOX_EVENT_STATUS_UNSPECIFIED: _OutboxEventStatus.ValueType  # 0
+    """Never sent."""
+    OUTBOX_EVENT_STATUS_SCHEDULED: _OutboxEventStatus.ValueType  # 1
+    """It waits for its time."""
+    OUTBOX_EVENT_STATUS_PENDING: _OutboxEventStatus.ValueType  # 2
+    """It waits for a dispatcher."""
+    OUTBOX_EVENT_STATUS_PROCESSING: _OutboxEventStatus.ValueType  # 3
+    """A dispatcher has it and is publishing it."""
+    OUTBOX_EVENT_STATUS_PUBLISHED: _OutboxEventStatus.ValueType  # 4
+    """The broker has confirmed it."""
+    OUTBOX_EVENT_STATUS_DEAD: _OutboxEventStatus.ValueType  # 5
+    """It could not be published, through its own fault: it waits for an operator."""
+    OUTBOX_EVENT_STATUS_DISCARDED: _OutboxEventStatus.ValueType  # 6
+    """Given up: it is not published any more."""
+
+class OutboxEventStatus(_OutboxEventStatus, metaclass=_OutboxEventStatusEnumTypeWrapper):
+    """OutboxEventStatus tells where an event is."""
+
+OUTBOX_EVENT_STATUS_UNSPECIFIED: OutboxEventStatus.ValueType  # 0
+"""Never sent."""
+OUTBOX_EVENT_STATUS_SCHEDULED: OutboxEventStatus.ValueType  # 1
+"""It waits for its time."""
+OUTBOX_EVENT_STATUS_PENDING: OutboxEventStatus.ValueType  # 2
+"""It waits for a dispatcher."""
+OUTBOX_EVENT_STATUS_PROCESSING: OutboxEventStatus.ValueType  # 3
+"""A dispatcher has it and is publishing it."""
+OUTBOX_EVENT_STATUS_PUBLISHED: OutboxEventStatus.ValueType  # 4
+"""The broker has confirmed it."""
+OUTBOX_EVENT_STATUS_DEAD: OutboxEventStatus.ValueType  # 5
+"""It could not be published, through its own fault: it waits for an operator."""
+OUTBOX_EVENT_STATUS_DISCARDED: OutboxEventStatus.ValueType  # 6
+"""Given up: it is not published any more."""
+Global___OutboxEventStatus: _TypeAlias = OutboxEventStatus  # noqa: Y015
+
+class _OutboxEventOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutboxEventOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutboxEventOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTBOX_EVENT_OUTCOME_UNSPECIFIED: _OutboxEventOutcome.ValueType  # 0
+    """Never sent."""
+    OUTBOX_EVENT_OUTCOME_REQUEUED: _OutboxEventOutcome.ValueType  # 1
+    """It waits for a dispatcher, with all attempts before it."""
+    OUTBOX_EVENT_OUTCOME_DISCARDED: _OutboxEventOutcome.ValueType  # 2
+    """It is given up. After a requeue: its job has ended, runs or was dispatched again since."""
+
+class OutboxEventOutcome(_OutboxEventOutcome, metaclass=_OutboxEventOutcomeEnumTypeWrapper):
+    """OutboxEventOutcome says what became of an event."""
+
+OUTBOX_EVENT_OUTCOME_UNSPECIFIED: OutboxEventOutcome.ValueType  # 0
+"""Never sent."""
+OUTBOX_EVENT_OUTCOME_REQUEUED: OutboxEventOutcome.ValueType  # 1
+"""It waits for a dispatcher, with all attempts before it."""
+OUTBOX_EVENT_OUTCOME_DISCARDED: OutboxEventOutcome.ValueType  # 2
+"""It is given up. After a requeue: its job has ended, runs or was dispatched again since."""
+Global___OutboxEventOutcome: _TypeAlias = OutboxEventOutcome  # noqa: Y015
 
 @_typing.final
 class ListJobTypesRequest(_message.Message):
@@ -714,3 +779,416 @@ class SetPlatformAvailabilityResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetPlatformAvailabilityResponse: _TypeAlias = SetPlatformAvailabilityResponse  # noqa: Y015
+
+@_typing.final
+class OutboxEventInfo(_message.Message):
+    """OutboxEventInfo is one event as operators see it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    EVENT_TYPE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    DEDUPE_KEY_FIELD_NUMBER: _builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    DISPATCHER_ID_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    AVAILABLE_TIME_FIELD_NUMBER: _builtins.int
+    SETTLE_TIME_FIELD_NUMBER: _builtins.int
+    CLAIM_END_TIME_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.str
+    """Its id; messages in the broker carry it as message id."""
+    event_type: _builtins.str
+    """For example "ai.job.enqueue"."""
+    job_id: _builtins.str
+    """The job that it is about."""
+    dedupe_key: _builtins.str
+    """Unique name: type, job and dispatch number."""
+    payload_json: _builtins.str
+    """What it says: ids and codes only, as JSON text."""
+    status: Global___OutboxEventStatus.ValueType
+    """Where it is."""
+    queue: _builtins.str
+    """The queue whose order it is claimed in; empty for events of no queue."""
+    attempts: _builtins.int
+    """Attempts to publish it that failed through its own fault."""
+    last_error: _builtins.str
+    """Why the last attempt failed, or it was given back; empty if neither happened."""
+    dispatcher_id: _builtins.str
+    """The dispatcher that has it or, if it is not being published now, had it last."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was written."""
+
+    @_builtins.property
+    def available_time(self) -> _timestamp_pb2.Timestamp:
+        """When it becomes due; only of scheduled ones."""
+
+    @_builtins.property
+    def settle_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was published, died or was discarded; unset before."""
+
+    @_builtins.property
+    def claim_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the claim of its dispatcher ends; only of those that are being published."""
+
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.str = ...,
+        event_type: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        dedupe_key: _builtins.str = ...,
+        payload_json: _builtins.str = ...,
+        status: Global___OutboxEventStatus.ValueType = ...,
+        queue: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+        dispatcher_id: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        available_time: _timestamp_pb2.Timestamp | None = ...,
+        settle_time: _timestamp_pb2.Timestamp | None = ...,
+        claim_end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available_time", b"available_time", "claim_end_time", b"claim_end_time", "create_time", b"create_time", "settle_time", b"settle_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "available_time", b"available_time", "claim_end_time", b"claim_end_time", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "dispatcher_id", b"dispatcher_id", "event_id", b"event_id", "event_type", b"event_type", "job_id", b"job_id", "last_error", b"last_error", "payload_json", b"payload_json", "queue", b"queue", "settle_time", b"settle_time", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutboxEventInfo: _TypeAlias = OutboxEventInfo  # noqa: Y015
+
+@_typing.final
+class ListOutboxEventsRequest(_message.Message):
+    """ListOutboxEventsRequest narrows the list down. Empty fields do not filter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUSES_FIELD_NUMBER: _builtins.int
+    EVENT_TYPE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    event_type: _builtins.str
+    """Only events of this type."""
+    job_id: _builtins.str
+    """Only events about this job."""
+    queue: _builtins.str
+    """Only events of this queue."""
+    page_size: _builtins.int
+    """How many at most, 1 to 100. 0 means 50."""
+    page_token: _builtins.str
+    """next_page_token of the page before."""
+    @_builtins.property
+    def statuses(self) -> _containers.RepeatedScalarFieldContainer[Global___OutboxEventStatus.ValueType]:
+        """Only events in one of these statuses."""
+
+    def __init__(
+        self,
+        *,
+        statuses: _abc.Iterable[Global___OutboxEventStatus.ValueType] | None = ...,
+        event_type: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        queue: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_type", b"event_type", "job_id", b"job_id", "page_size", b"page_size", "page_token", b"page_token", "queue", b"queue", "statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxEventsRequest: _TypeAlias = ListOutboxEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListOutboxEventsResponse(_message.Message):
+    """ListOutboxEventsResponse is one page of events, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutboxEventInfo]:
+        """The events."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___OutboxEventInfo] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxEventsResponse: _TypeAlias = ListOutboxEventsResponse  # noqa: Y015
+
+@_typing.final
+class CountOutboxEventsRequest(_message.Message):
+    """CountOutboxEventsRequest asks for the counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountOutboxEventsRequest: _TypeAlias = CountOutboxEventsRequest  # noqa: Y015
+
+@_typing.final
+class OutboxEventCount(_message.Message):
+    """OutboxEventCount is a number of events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    EVENT_TYPE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    status: Global___OutboxEventStatus.ValueType
+    """Their status."""
+    event_type: _builtins.str
+    """Only of parked ones: their type."""
+    count: _builtins.int
+    """How many; 10,000 means that many or more."""
+    def __init__(
+        self,
+        *,
+        status: Global___OutboxEventStatus.ValueType = ...,
+        event_type: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "event_type", b"event_type", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutboxEventCount: _TypeAlias = OutboxEventCount  # noqa: Y015
+
+@_typing.final
+class CountOutboxEventsResponse(_message.Message):
+    """CountOutboxEventsResponse returns the counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutboxEventCount]:
+        """One for each status."""
+
+    @_builtins.property
+    def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutboxEventCount]:
+        """Pending events of types that no dispatcher could send within the last minute, by type. Empty too while no dispatcher
+        is there: nobody knows then.
+        """
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[Global___OutboxEventCount] | None = ...,
+        parked: _abc.Iterable[Global___OutboxEventCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "parked", b"parked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountOutboxEventsResponse: _TypeAlias = CountOutboxEventsResponse  # noqa: Y015
+
+@_typing.final
+class DeadEvents(_message.Message):
+    """DeadEvents selects dead events. Empty fields do not filter: without any it means all of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_TYPE_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    event_type: _builtins.str
+    """Only events of this type."""
+    queue: _builtins.str
+    """Only events of this queue."""
+    job_id: _builtins.str
+    """Only events about this job."""
+    def __init__(
+        self,
+        *,
+        event_type: _builtins.str = ...,
+        queue: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_type", b"event_type", "job_id", b"job_id", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadEvents: _TypeAlias = DeadEvents  # noqa: Y015
+
+@_typing.final
+class RequeueOutboxEventsRequest(_message.Message):
+    """RequeueOutboxEventsRequest says which events: either by their ids or by a filter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_IDS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """With true, nothing changes: the answer says what would become of them."""
+    @_builtins.property
+    def event_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Events, at most 100."""
+
+    @_builtins.property
+    def filter(self) -> Global___DeadEvents:
+        """Dead events, the oldest 1,000 in one call."""
+
+    def __init__(
+        self,
+        *,
+        event_ids: _abc.Iterable[_builtins.str] | None = ...,
+        filter: Global___DeadEvents | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "event_ids", b"event_ids", "filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequeueOutboxEventsRequest: _TypeAlias = RequeueOutboxEventsRequest  # noqa: Y015
+
+@_typing.final
+class OutboxEventResult(_message.Message):
+    """OutboxEventResult is what became of one event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    event_id: _builtins.str
+    """The event."""
+    job_id: _builtins.str
+    """The job that it is about; empty if the event is not known."""
+    outcome: Global___OutboxEventOutcome.ValueType
+    """Done, or with dry_run: to be done."""
+    @_builtins.property
+    def error(self) -> _lifecycle_service_pb2.ItemError:
+        """EVENT_NOT_FOUND, EVENT_NOT_DEAD, EVENT_CLAIMED, EVENT_NEEDED or EVENT_NOT_DISCARDABLE: it stays as it is.
+        NOT_ATTEMPTED or INTERNAL: ask again.
+        """
+
+    def __init__(
+        self,
+        *,
+        event_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        outcome: Global___OutboxEventOutcome.ValueType = ...,
+        error: _lifecycle_service_pb2.ItemError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event_id", b"event_id", "job_id", b"job_id", "outcome", b"outcome", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["outcome", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___OutboxEventResult: _TypeAlias = OutboxEventResult  # noqa: Y015
+
+@_typing.final
+class RequeueOutboxEventsResponse(_message.Message):
+    """RequeueOutboxEventsResponse answers for every event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """By filter: there were more than fitted into this call."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutboxEventResult]:
+        """By ids: one for each id, in order. By filter: the oldest event first."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___OutboxEventResult] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequeueOutboxEventsResponse: _TypeAlias = RequeueOutboxEventsResponse  # noqa: Y015
+
+@_typing.final
+class DiscardOutboxEventsRequest(_message.Message):
+    """DiscardOutboxEventsRequest names the events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Events, at most 100: dead, pending or scheduled ones."""
+
+    def __init__(
+        self,
+        *,
+        event_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_ids", b"event_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardOutboxEventsRequest: _TypeAlias = DiscardOutboxEventsRequest  # noqa: Y015
+
+@_typing.final
+class DiscardOutboxEventsResponse(_message.Message):
+    """DiscardOutboxEventsResponse answers for every id, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutboxEventResult]:
+        """The answers."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___OutboxEventResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardOutboxEventsResponse: _TypeAlias = DiscardOutboxEventsResponse  # noqa: Y015

@@ -80,6 +80,26 @@ class JobAdminServiceStub:
                 request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.SerializeToString,
                 response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.FromString,
                 _registered_method=True)
+        self.ListOutboxEvents = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/ListOutboxEvents',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsResponse.FromString,
+                _registered_method=True)
+        self.CountOutboxEvents = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/CountOutboxEvents',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsResponse.FromString,
+                _registered_method=True)
+        self.RequeueOutboxEvents = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/RequeueOutboxEvents',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsResponse.FromString,
+                _registered_method=True)
+        self.DiscardOutboxEvents = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/DiscardOutboxEvents',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.FromString,
+                _registered_method=True)
 
 
 class JobAdminServiceServicer:
@@ -150,6 +170,35 @@ class JobAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListOutboxEvents(self, request, context):
+        """ListOutboxEvents returns the events that fit the filters, newest first, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountOutboxEvents(self, request, context):
+        """CountOutboxEvents counts the events by status, and those of types that no dispatcher can send.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueOutboxEvents(self, request, context):
+        """RequeueOutboxEvents has dead events published after all, at the places in the order that they have. An event that
+        leads nowhere any more is discarded instead. Safe to repeat: an event that is not dead stays as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiscardOutboxEvents(self, request, context):
+        """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +246,26 @@ def add_JobAdminServiceServicer_to_server(servicer, server):
                     servicer.SetPlatformAvailability,
                     request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.FromString,
                     response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.SerializeToString,
+            ),
+            'ListOutboxEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOutboxEvents,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsResponse.SerializeToString,
+            ),
+            'CountOutboxEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountOutboxEvents,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsResponse.SerializeToString,
+            ),
+            'RequeueOutboxEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueOutboxEvents,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsResponse.SerializeToString,
+            ),
+            'DiscardOutboxEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardOutboxEvents,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,6 +512,114 @@ class JobAdminService:
             '/aijobs.v1.JobAdminService/SetPlatformAvailability',
             aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityRequest.SerializeToString,
             aijobs_dot_v1_dot_job__admin__service__pb2.SetPlatformAvailabilityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOutboxEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/ListOutboxEvents',
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.ListOutboxEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountOutboxEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/CountOutboxEvents',
+            aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.CountOutboxEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueOutboxEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/RequeueOutboxEvents',
+            aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.RequeueOutboxEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardOutboxEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/DiscardOutboxEvents',
+            aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

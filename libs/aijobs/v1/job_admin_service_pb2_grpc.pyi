@@ -53,6 +53,16 @@ class JobAdminServiceStub:
     """GetPlatformAvailability tells whether jobs can be created."""
     SetPlatformAvailability: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.SetPlatformAvailabilityRequest, _job_admin_service_pb2.SetPlatformAvailabilityResponse]
     """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
+    ListOutboxEvents: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListOutboxEventsRequest, _job_admin_service_pb2.ListOutboxEventsResponse]
+    """ListOutboxEvents returns the events that fit the filters, newest first, in pages."""
+    CountOutboxEvents: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.CountOutboxEventsRequest, _job_admin_service_pb2.CountOutboxEventsResponse]
+    """CountOutboxEvents counts the events by status, and those of types that no dispatcher can send."""
+    RequeueOutboxEvents: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.RequeueOutboxEventsRequest, _job_admin_service_pb2.RequeueOutboxEventsResponse]
+    """RequeueOutboxEvents has dead events published after all, at the places in the order that they have. An event that
+    leads nowhere any more is discarded instead. Safe to repeat: an event that is not dead stays as it is.
+    """
+    DiscardOutboxEvents: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.DiscardOutboxEventsRequest, _job_admin_service_pb2.DiscardOutboxEventsResponse]
+    """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
 
 @_typing.type_check_only
 class JobAdminServiceAsyncStub(JobAdminServiceStub):
@@ -79,6 +89,16 @@ class JobAdminServiceAsyncStub(JobAdminServiceStub):
     """GetPlatformAvailability tells whether jobs can be created."""
     SetPlatformAvailability: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.SetPlatformAvailabilityRequest, _job_admin_service_pb2.SetPlatformAvailabilityResponse]  # type: ignore[assignment]
     """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
+    ListOutboxEvents: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.ListOutboxEventsRequest, _job_admin_service_pb2.ListOutboxEventsResponse]  # type: ignore[assignment]
+    """ListOutboxEvents returns the events that fit the filters, newest first, in pages."""
+    CountOutboxEvents: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.CountOutboxEventsRequest, _job_admin_service_pb2.CountOutboxEventsResponse]  # type: ignore[assignment]
+    """CountOutboxEvents counts the events by status, and those of types that no dispatcher can send."""
+    RequeueOutboxEvents: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.RequeueOutboxEventsRequest, _job_admin_service_pb2.RequeueOutboxEventsResponse]  # type: ignore[assignment]
+    """RequeueOutboxEvents has dead events published after all, at the places in the order that they have. An event that
+    leads nowhere any more is discarded instead. Safe to repeat: an event that is not dead stays as it is.
+    """
+    DiscardOutboxEvents: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.DiscardOutboxEventsRequest, _job_admin_service_pb2.DiscardOutboxEventsResponse]  # type: ignore[assignment]
+    """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
 
 class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """JobAdminService is for operators. Every method needs the admin role."""
@@ -156,5 +176,39 @@ class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_admin_service_pb2.SetPlatformAvailabilityResponse, _abc.Awaitable[_job_admin_service_pb2.SetPlatformAvailabilityResponse]]:
         """SetPlatformAvailability switches the creation of jobs off and on. Jobs that exist go on. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def ListOutboxEvents(
+        self,
+        request: _job_admin_service_pb2.ListOutboxEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.ListOutboxEventsResponse, _abc.Awaitable[_job_admin_service_pb2.ListOutboxEventsResponse]]:
+        """ListOutboxEvents returns the events that fit the filters, newest first, in pages."""
+
+    @_abc_1.abstractmethod
+    def CountOutboxEvents(
+        self,
+        request: _job_admin_service_pb2.CountOutboxEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.CountOutboxEventsResponse, _abc.Awaitable[_job_admin_service_pb2.CountOutboxEventsResponse]]:
+        """CountOutboxEvents counts the events by status, and those of types that no dispatcher can send."""
+
+    @_abc_1.abstractmethod
+    def RequeueOutboxEvents(
+        self,
+        request: _job_admin_service_pb2.RequeueOutboxEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.RequeueOutboxEventsResponse, _abc.Awaitable[_job_admin_service_pb2.RequeueOutboxEventsResponse]]:
+        """RequeueOutboxEvents has dead events published after all, at the places in the order that they have. An event that
+        leads nowhere any more is discarded instead. Safe to repeat: an event that is not dead stays as it is.
+        """
+
+    @_abc_1.abstractmethod
+    def DiscardOutboxEvents(
+        self,
+        request: _job_admin_service_pb2.DiscardOutboxEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.DiscardOutboxEventsResponse, _abc.Awaitable[_job_admin_service_pb2.DiscardOutboxEventsResponse]]:
+        """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
 
 def add_JobAdminServiceServicer_to_server(servicer: JobAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""JobAdminService: what operators call."""
+"""JobAdminService: what operators call (what is about outbox events: `outbox_admin_servicer.py`)."""
 
 import json
 from datetime import timedelta
@@ -11,10 +11,13 @@ from aijobs.definition import JobDefinition
 from aijobs.errors import InvalidInput
 from aijobs.registry import Registry
 from aijobs.rpc.auth import current_caller
-from aijobs.v1 import job_admin_service_pb2, job_admin_service_pb2_grpc
+from aijobs.v1 import job_admin_service_pb2
+from services.jobs.event_queries import EventQueries
 from services.jobs.operating import ExecutorStatus, Operating
+from services.jobs.outbox_admin import OutboxAdmin
 from services.jobs.retrying import JobRetrying, Retry
 from services.jobs.rpc import translate
+from services.jobs.rpc.outbox_admin_servicer import OutboxAdminServicer
 from services.jobs.store.platform import Availability
 from services.jobs.store.queues import QueueRow
 
@@ -25,10 +28,18 @@ SILENT_AFTER = timedelta(seconds=15)
 LONGEST_RETRY_REASON = 200
 
 
-class JobAdminServicer(job_admin_service_pb2_grpc.JobAdminServiceServicer):
+class JobAdminServicer(OutboxAdminServicer):
     """Translates between the wire and the use cases."""
 
-    def __init__(self, registry: Registry, retrying: JobRetrying, operating: Operating) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        retrying: JobRetrying,
+        operating: Operating,
+        event_queries: EventQueries,
+        outbox_admin: OutboxAdmin,
+    ) -> None:
+        super().__init__(event_queries, outbox_admin)
         self._registry = registry
         self._retrying = retrying
         self._operating = operating

@@ -103,6 +103,18 @@ class ScriptedAdmin(job_admin_service_pb2_grpc.JobAdminServiceServicer):
     async def SetPlatformAvailability(self, request, _context):  # noqa: N802 - as above
         return self._answer("SetPlatformAvailability", request)
 
+    async def ListOutboxEvents(self, request, _context):  # noqa: N802 - as above
+        return self._answer("ListOutboxEvents", request)
+
+    async def CountOutboxEvents(self, request, _context):  # noqa: N802 - as above
+        return self._answer("CountOutboxEvents", request)
+
+    async def RequeueOutboxEvents(self, request, _context):  # noqa: N802 - as above
+        return self._answer("RequeueOutboxEvents", request)
+
+    async def DiscardOutboxEvents(self, request, _context):  # noqa: N802 - as above
+        return self._answer("DiscardOutboxEvents", request)
+
     async def ListJobTypes(self, _request, _context):  # noqa: N802 - as above
         return job_admin_service_pb2.ListJobTypesResponse(
             job_types=[

@@ -13,6 +13,8 @@ from tests.integration.rpc.serving import ScriptedAdmin, a_job, serving
 
 EXECUTOR = admin_pb2.Executor(executor_id="e-1", state=admin_pb2.EXECUTOR_STATE_CONNECTED)
 QUEUE = admin_pb2.QueueInfo(queue="ai-background", paused=True, reason="upgrade")
+DEAD_COUNT = admin_pb2.OutboxEventCount(status=admin_pb2.OUTBOX_EVENT_STATUS_DEAD, count=1)
+REQUEUED = admin_pb2.OutboxEventResult(event_id="e-1", outcome=admin_pb2.OUTBOX_EVENT_OUTCOME_REQUEUED)
 AVAILABILITY = admin_pb2.PlatformAvailability(available=True, changed_by="caller:kim")
 
 
@@ -54,6 +56,30 @@ AVAILABILITY = admin_pb2.PlatformAvailability(available=True, changed_by="caller
             admin_pb2.ResumeQueueRequest(queue="ai-background"),
             admin_pb2.ResumeQueueResponse(queue=QUEUE),
             QUEUE,
+        ),
+        (
+            lambda client: client.count_outbox_events(),
+            admin_pb2.CountOutboxEventsRequest(),
+            admin_pb2.CountOutboxEventsResponse(counts=[DEAD_COUNT]),
+            admin_pb2.CountOutboxEventsResponse(counts=[DEAD_COUNT]),
+        ),
+        (
+            lambda client: client.requeue_outbox_events(["e-1"], dry_run=True),
+            admin_pb2.RequeueOutboxEventsRequest(event_ids=["e-1"], dry_run=True),
+            admin_pb2.RequeueOutboxEventsResponse(results=[REQUEUED]),
+            (REQUEUED,),
+        ),
+        (
+            lambda client: client.requeue_dead_events(),
+            admin_pb2.RequeueOutboxEventsRequest(filter=admin_pb2.DeadEvents()),
+            admin_pb2.RequeueOutboxEventsResponse(results=[REQUEUED], more=True),
+            admin_pb2.RequeueOutboxEventsResponse(results=[REQUEUED], more=True),
+        ),
+        (
+            lambda client: client.discard_outbox_events(["e-1"]),
+            admin_pb2.DiscardOutboxEventsRequest(event_ids=["e-1"]),
+            admin_pb2.DiscardOutboxEventsResponse(results=[REQUEUED]),
+            (REQUEUED,),
         ),
         (
             lambda client: client.platform_availability(),
