@@ -12,6 +12,7 @@ dispatcher can send are passed over again and again.
 Every write after the claim is guarded by the claim token: a dispatcher whose claim ended can settle nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -21,7 +22,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, union_all, update
 
 from services.jobs.store.database import Transaction
-from services.jobs.store.tables import dispatchers, outbox_events
+from services.jobs.store.tables import outbox_events
 from services.jobs.store.time import now, now_plus
 
 events = outbox_events.c
@@ -255,22 +256,15 @@ async def release_expired(tx: Transaction, *, limit: int) -> int:
     return await _release(tx, ended.order_by(events.claim_until).limit(limit))
 
 
-async def release_orphaned(tx: Transaction, *, limit: int, unseen: timedelta) -> int:
-    """Give back events whose dispatcher was not seen for so long, and return how many (OB-3)."""
-    gone = (
-        select(events.id)
-        .where(
-            events.status == EventStatus.PROCESSING,
-            events.locked_by.in_(select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen))),
-        )
-        .limit(limit)
-    )
-    return await _release(tx, gone)
+async def release_held(tx: Transaction, dispatcher_ids: Sequence[str], *, limit: int) -> int:
+    """Give back events that these dispatchers have claimed, and return how many (OB-3)."""
+    held = select(events.id).where(events.status == EventStatus.PROCESSING, events.locked_by.in_(dispatcher_ids))
+    return await _release(tx, held.limit(limit))
 
 
 async def _release(tx: Transaction, which: Select[tuple[int]]) -> int:
     if not tx.sqlite:
-        which = which.with_for_update(skip_locked=True, of=outbox_events)
+        which = which.with_for_update(skip_locked=True)
     ids = (await tx.execute(which)).scalars().all()
     if ids:
         await tx.execute(
@@ -281,14 +275,17 @@ async def _release(tx: Transaction, which: Select[tuple[int]]) -> int:
     return len(ids)
 
 
-async def parked(tx: Transaction, sendable: Sequence[str]) -> dict[str, int]:
-    """Count pending events of other types than these, by type."""
-    statement = (
-        select(events.event_type, func.count())
-        .where(events.status == EventStatus.PENDING, events.event_type.not_in(sendable))
-        .group_by(events.event_type)
-    )
-    return {event_type: int(count) for event_type, count in await tx.execute(statement)}
+async def parked(tx: Transaction, sendable: Sequence[str], queues: Sequence[str]) -> dict[str, int]:
+    """Count pending events of other types than these, by type. Queue by queue, so that nothing is sorted."""
+    counts: Counter[str] = Counter()
+    for queue in queues:
+        statement = (
+            select(events.event_type, func.count())
+            .where(events.status == EventStatus.PENDING, events.queue == queue, events.event_type.not_in(sendable))
+            .group_by(events.event_type)
+        )
+        counts.update({event_type: int(count) for event_type, count in await tx.execute(statement)})
+    return dict(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
