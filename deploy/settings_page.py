@@ -96,7 +96,7 @@ def default(field: FieldInfo) -> str:
         case None | dict():
             return "unset"
         case timedelta():
-            return f"`{value.total_seconds():g}`"
+            return f"`{_number(value)}`"
         case SecretStr():
             return f"`{value.get_secret_value()}`"
         case Enum():
@@ -142,7 +142,7 @@ def _limits(metadata: Sequence[Any]) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value.total_seconds():g}" if isinstance(value, timedelta) else f"{value}"
+    return f"{value.total_seconds():.10g}" if isinstance(value, timedelta) else f"{value}"
 
 
 def page() -> str:

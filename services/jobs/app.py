@@ -32,6 +32,7 @@ from services.jobs.queries import JobQueries
 from services.jobs.quotas import Limits, Quotas
 from services.jobs.ranking import QueueOrder
 from services.jobs.reconciliation import Reconciliation
+from services.jobs.retention import Retention
 from services.jobs.retrying import JobRetrying
 from services.jobs.rpc.job_admin_servicer import JobAdminServicer
 from services.jobs.rpc.job_servicer import JobServicer
@@ -62,6 +63,7 @@ class JobsApp:
     sessions: ExecutorSessions
     lapsing: JobLapsing
     reconciliation: Reconciliation
+    retention: Retention
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[int], None] | None = None) -> None:
         """Serve until `stop` is set, then end calls in flight and close the database.
@@ -82,7 +84,7 @@ class JobsApp:
             if not stop.is_set():
                 loops = (
                     *(self.claim_release, self.promotion, self.watching),
-                    *(self.sessions, self.lapsing, self.reconciliation),
+                    *(self.sessions, self.lapsing, self.reconciliation, self.retention),
                 )
                 async with background(stop, *loops):
                     await self.server.set_ready(True)
@@ -189,4 +191,5 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         reconciliation=Reconciliation(
             database, wakeups, patience=settings.sweep_patience, interval=settings.sweep_interval
         ),
+        retention=Retention(database, ages=settings.ages(), interval=settings.retention_interval),
     )

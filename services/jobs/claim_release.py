@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 
 from aijobs import metrics
+from aijobs.definition import Queue
 from aijobs.errors import Unavailable
 from services.jobs.outbox import Outbox
 from services.jobs.store import dispatchers, outbox, outbox_admin, ranks
@@ -105,9 +106,7 @@ class ClaimRelease:
             self._looking_since = now
         released = 0
         if now - self._looking_since >= self._grace.total_seconds():
-            released = await self._release(
-                "orphaned", partial(outbox.release_orphaned, limit=CHUNK, unseen=self._grace)
-            )
+            released = await self._release("orphaned", self._release_unseen)
         else:
             await self._database.read(outbox.until_due)
         # Only a look that the database answered counts: else dispatchers could not give signs of life either.
@@ -134,7 +133,7 @@ class ClaimRelease:
         sendable = self._served.sendable(SENDABLE_WITHIN)
         if not sendable:
             return
-        parked = await self._database.read(lambda tx: outbox.parked(tx, sorted(sendable)))
+        parked = await self._database.read(lambda tx: outbox.parked(tx, sorted(sendable), ("", *Queue)))
         for event_type in self._parked.keys() | parked.keys():
             count = parked.get(event_type, 0)
             PARKED.labels(event_type).set(count)
@@ -155,6 +154,10 @@ class ClaimRelease:
             await ranks.forget(tx, older=FORGET_VIRTUAL_TIME_AFTER, limit=FORGET_CHUNK)
 
         await self._database.write(work)
+
+    async def _release_unseen(self, tx: Transaction) -> int:
+        gone = await dispatchers.lock_unseen(tx, self._grace)
+        return await outbox.release_held(tx, gone, limit=CHUNK) if gone else 0
 
     async def _release(self, reason: str, chunk: Callable[[Transaction], Awaitable[int]]) -> int:
         total = 0

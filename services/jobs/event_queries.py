@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from aijobs.definition import Queue
 from aijobs.errors import InvalidInput
 from services.jobs.claim_release import SENDABLE_WITHIN
 from services.jobs.outbox import Outbox
@@ -100,4 +101,6 @@ class EventQueries:
 
         """
         sendable = self._served.sendable(SENDABLE_WITHIN)
-        return await self._database.read(lambda tx: outbox_store.parked(tx, sorted(sendable))) if sendable else {}
+        if not sendable:
+            return {}
+        return await self._database.read(lambda tx: outbox_store.parked(tx, sorted(sendable), ("", *Queue)))

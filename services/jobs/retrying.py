@@ -66,7 +66,9 @@ class JobRetrying:
             raise JobNotFound(request.job_id)
         # Puts the retries of a job in line; users come before jobs in the order of locks.
         await users.lock(tx, [old.user_id])
-        old = (await job_store.get(tx, [request.job_id], lock=True))[request.job_id]
+        old = (await job_store.get(tx, [request.job_id], lock=True)).get(request.job_id)
+        if old is None:  # deleted since: it ended long ago
+            raise JobNotFound(request.job_id)
         key = requests.RequestKey(caller, old.user_id, METHOD, request.request_id)
         fingerprint = canonical.digest(canonical.dump([request.job_id, request.reason]))
         answered = await requests.recall(tx, key, fingerprint)

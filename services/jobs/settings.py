@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from aijobs.settings import Seconds, ServiceSettings
 from services.jobs.quotas import Limits
+from services.jobs.retention import Age, Ages, KeptJobs
 from services.jobs.store.database import check_url
 
 Positive = Annotated[Seconds, Field(ge=timedelta(milliseconds=10), le=timedelta(hours=1))]
@@ -51,6 +52,21 @@ class JobsSettings(ServiceSettings):
     claim_release_interval: Positive = Field(
         default=timedelta(seconds=30), validation_alias="AIJOBS_CLAIM_RELEASE_SECONDS"
     )
+    #: How long published events are kept (OB-10).
+    keep_published_events: Age = Field(
+        default=timedelta(days=1), validation_alias="AIJOBS_KEEP_PUBLISHED_EVENTS_SECONDS"
+    )
+    #: How long events are kept that could not be published, or no longer had to be (OB-10).
+    keep_dead_events: Age = Field(default=timedelta(days=7), validation_alias="AIJOBS_KEEP_DEAD_EVENTS_SECONDS")
+    #: How long jobs are kept after their end, with history, artifacts and output (OB-10).
+    keep_jobs: Age = Field(default=timedelta(days=30), validation_alias="AIJOBS_KEEP_JOBS_SECONDS")
+    #: How long ended jobs of single types are kept, by state, as JSON:
+    #: `{"synthetic": {"succeeded": 3600, "failed": 86400}}`.
+    keep_jobs_by_type: dict[str, KeptJobs] = Field(default_factory=dict)
+    #: How long a job's input is kept after its end, for manual retries; never longer than the job (AP-7).
+    keep_snapshots: Age = Field(default=timedelta(days=30), validation_alias="AIJOBS_KEEP_SNAPSHOTS_SECONDS")
+    #: How often old rows are looked for (OB-10).
+    retention_interval: Positive = Field(default=timedelta(minutes=5), validation_alias="AIJOBS_RETENTION_SECONDS")
 
     #: How long a dispatcher may give no sign of life before its claims end (OB-3).
     dispatcher_grace: Annotated[Seconds, Field(ge=timedelta(milliseconds=500), le=timedelta(minutes=10))] = Field(
@@ -68,3 +84,13 @@ class JobsSettings(ServiceSettings):
     def _database_url_is_one(cls, url: SecretStr) -> SecretStr:
         check_url(url.get_secret_value())
         return url
+
+    def ages(self) -> Ages:
+        """Return how long what is kept."""
+        return Ages(
+            published_events=self.keep_published_events,
+            dead_events=self.keep_dead_events,
+            jobs=self.keep_jobs,
+            snapshots=self.keep_snapshots,
+            jobs_by_type=self.keep_jobs_by_type,
+        )

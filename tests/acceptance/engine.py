@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import RowMapping, Table, func, select
+from sqlalchemy import Executable, RowMapping, Table, func, select
 
 from aijobs.client import Client
 from aijobs.rpc.auth import mint_token
@@ -170,6 +170,17 @@ class Engine:
         """Count the rows of a table."""
         async with self._database.engine.connect() as connection:
             return int((await connection.execute(select(func.count()).select_from(table))).scalar_one())
+
+    async def count_where(self, table: Table, **equal: Any) -> int:
+        """Count the rows of a table that fit."""
+        async with self._database.engine.connect() as connection:
+            query = select(func.count()).select_from(table).where(*(table.c[k] == v for k, v in equal.items()))
+            return int((await connection.execute(query)).scalar_one())
+
+    async def execute(self, statement: Executable) -> None:
+        """Write behind the back of the services."""
+        async with self._database.engine.begin() as connection:
+            await connection.execute(statement)
 
     async def server_connections(self) -> set[int]:
         """Return the ids of the services' connections, as the database's server counts them."""

@@ -36,6 +36,7 @@ from services.jobs.quotas import Limits, Quotas
 from services.jobs.ranking import QueueOrder
 from services.jobs.reconciliation import Reconciliation
 from services.jobs.results import Succeeded
+from services.jobs.retention import Ages, Retention
 from services.jobs.retrying import JobRetrying
 from services.jobs.sessions import ExecutorSessions, Session
 from services.jobs.store.database import Database, Transaction
@@ -128,6 +129,7 @@ class Jobs:
         self.reconciliation = Reconciliation(
             self.database, self.wakeups, patience=self.sweep_patience, interval=timedelta(milliseconds=20)
         )
+        self.retention = Retention(self.database, ages=Ages(), interval=timedelta(milliseconds=20), breath=timedelta(0))
         self.retrying = JobRetrying(self.database, registry, self.wakeups, self.order)
         self.operating = Operating(self.database, self.wakeups)
         self.queries = JobQueries(self.database)

@@ -1,15 +1,21 @@
 """OB-1, OB-2, OB-3, OB-5, OB-6: who publishes what, woken by what, and what a lost claim costs."""
 
 import asyncio
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
+import pytest
 from sqlalchemy import text
 
 from aijobs.errors import ClaimLost
 from services.jobs.outbox import Published, PublishFailed, Released, SettleRequest
+from services.jobs.ranking import QueueOrder, Ranking
+from services.jobs.store.database import Transaction
+from services.jobs.store.ranks import Line
 from services.jobs.store.tables import outbox_events
-from tests.conformance.conftest import Jobs, ObservedSignal, new_job
+from tests.conformance.conftest import QUANTUM, Jobs, ObservedSignal, new_job
 
 LONG = timedelta(seconds=20)
 
@@ -193,3 +199,45 @@ async def test_a_late_copy_of_a_claim_takes_no_event_that_was_settled_under_its_
     await make_due(jobs)
     assert await jobs.claim(token) == []
     assert [other.event_id for other in await jobs.claim()] == [event.event_id]
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+async def test_an_event_whose_transaction_commits_last_is_not_passed_by(jobs: Jobs) -> None:
+    """Case B1: it has the lower number and the lower rank, and commits after a later one was published.
+
+    On SQLite there is no such case: it has one writer at a time.
+    """
+    begun, may_commit = asyncio.Event(), asyncio.Event()
+
+    class Slow(QueueOrder):
+        async def open(self, tx: Transaction, lines: Iterable[Line]) -> Ranking:
+            ranking = await super().open(tx, lines)
+            tx.execute = slowly(tx.execute)
+            return ranking
+
+    def slowly(execute: Any) -> Any:
+        async def run(statement: Any, *arguments: Any) -> Any:
+            result = await execute(statement, *arguments)
+            if getattr(statement, "table", None) is outbox_events:
+                begun.set()
+                await may_commit.wait()
+            return result
+
+        return run
+
+    late = Jobs(jobs.database, wakeups=jobs.wakeups, order=Slow(QUANTUM))
+    creating = asyncio.create_task(late.create(user_id="slow-user"))
+    await begun.wait()
+    quick = await jobs.create(user_id="quick-user")
+    token = uuid4().hex
+    (event,) = await jobs.claim(token)
+    assert event.aggregate_id == quick.job.job_id
+    await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=Published())])
+    waiting = asyncio.create_task(jobs.claim(wait=LONG))
+    await asyncio.sleep(0)
+    may_commit.set()
+    slow = await creating
+    async with asyncio.timeout(0.7):
+        assert [event.aggregate_id for event in await waiting] == [slow.job.job_id]
+    first, second = await jobs.rows(outbox_events, "id")
+    assert (first["aggregate_id"], second["aggregate_id"]) == (slow.job.job_id, quick.job.job_id)

@@ -35,7 +35,7 @@ async def test_migrating_again_changes_nothing(database: Database, database_url:
     assert await upgrade_with(database_url) == []
 
 
-@pytest.mark.parametrize("at", ["0001", "0002", "0003"])
+@pytest.mark.parametrize("at", ["0001", "0002", "0003", "0004"])
 async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str, at: str) -> None:
     """MySQL commits each statement by itself: some are done, the revision is not. SQLite does all of them or none."""
     database = Database(mariadb_url)
@@ -55,11 +55,16 @@ async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str
             "ALTER TABLE queues DROP CONSTRAINT ck_queues_ready_has_time, DROP COLUMN ready",
             "UPDATE alembic_version SET version_num = '0002'",
         ),
+        "0004": (
+            "DROP INDEX ix_requests_job_id ON requests",
+            "CREATE INDEX ix_requests_created_at ON requests (created_at)",
+            "UPDATE alembic_version SET version_num = '0003'",
+        ),
     }[at]
     async with database.engine.begin() as connection:
         for statement in statements:
             await connection.execute(text(statement))
-    assert (await upgrade_with(mariadb_url))[-1] == "0003"
+    assert (await upgrade_with(mariadb_url))[-1] == "0004"
     async with database.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
     await database.close()
@@ -117,7 +122,7 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
         )
 
     await database.write(insert_old)
-    assert await upgrade_with(database_url) == ["0002", "0003"]
+    assert await upgrade_with(database_url) == ["0002", "0003", "0004"]
     jobs = Jobs(database)
     (row,) = await jobs.rows(tables.jobs)
     assert {name: row[name] for name in values} == values

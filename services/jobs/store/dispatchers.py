@@ -1,5 +1,6 @@
 """Statements on `dispatchers`: when each dispatcher process was last seen (OB-3)."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from sqlalchemy import delete, select
@@ -19,6 +20,14 @@ async def sign(tx: Transaction, dispatcher_id: str) -> None:
         await tx.execute(insert.on_conflict_do_update(index_elements=["dispatcher_id"], set_={"seen_at": now()}))
     else:
         await tx.execute(mysql_insert(dispatchers).values(row).on_duplicate_key_update(seen_at=now()))
+
+
+async def lock_unseen(tx: Transaction, unseen: timedelta) -> Sequence[str]:
+    """Hold the dispatchers that were not seen for so long, except those that are being seen just now."""
+    statement = select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen))
+    if not tx.sqlite:
+        statement = statement.with_for_update(skip_locked=True)
+    return (await tx.execute(statement)).scalars().all()
 
 
 async def forget(tx: Transaction, *, unseen: timedelta, limit: int) -> None:

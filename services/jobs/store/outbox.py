@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, func, insert, literal, or_, select, union_all, update
 
 from services.jobs.store.database import Transaction
-from services.jobs.store.tables import dispatchers, outbox_events
+from services.jobs.store.tables import outbox_events
 from services.jobs.store.time import now, now_plus
 
 events = outbox_events.c
@@ -256,22 +256,15 @@ async def release_expired(tx: Transaction, *, limit: int) -> int:
     return await _release(tx, ended.order_by(events.claim_until).limit(limit))
 
 
-async def release_orphaned(tx: Transaction, *, limit: int, unseen: timedelta) -> int:
-    """Give back events whose dispatcher was not seen for so long, and return how many (OB-3)."""
-    gone = (
-        select(events.id)
-        .where(
-            events.status == EventStatus.PROCESSING,
-            events.locked_by.in_(select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen))),
-        )
-        .limit(limit)
-    )
-    return await _release(tx, gone)
+async def release_held(tx: Transaction, dispatcher_ids: Sequence[str], *, limit: int) -> int:
+    """Give back events that these dispatchers have claimed, and return how many (OB-3)."""
+    held = select(events.id).where(events.status == EventStatus.PROCESSING, events.locked_by.in_(dispatcher_ids))
+    return await _release(tx, held.limit(limit))
 
 
 async def _release(tx: Transaction, which: Select[tuple[int]]) -> int:
     if not tx.sqlite:
-        which = which.with_for_update(skip_locked=True, of=outbox_events)
+        which = which.with_for_update(skip_locked=True)
     ids = (await tx.execute(which)).scalars().all()
     if ids:
         await tx.execute(
@@ -282,18 +275,17 @@ async def _release(tx: Transaction, which: Select[tuple[int]]) -> int:
     return len(ids)
 
 
-async def parked(tx: Transaction, sendable: Sequence[str]) -> dict[str, int]:
-    """Count pending events of other types than these, by type."""
-    statement = (
-        select(events.event_type, func.count())
-        .where(events.status == EventStatus.PENDING, events.event_type.not_in(sendable))
-        # In the order of the index, so that nothing is sorted.
-        .group_by(events.queue, events.event_type)
-    )
-    found: Counter[str] = Counter()
-    for event_type, count in await tx.execute(statement):
-        found[event_type] += int(count)
-    return found
+async def parked(tx: Transaction, sendable: Sequence[str], queues: Sequence[str]) -> dict[str, int]:
+    """Count pending events of other types than these, by type. Queue by queue, so that nothing is sorted."""
+    counts: Counter[str] = Counter()
+    for queue in queues:
+        statement = (
+            select(events.event_type, func.count())
+            .where(events.status == EventStatus.PENDING, events.queue == queue, events.event_type.not_in(sendable))
+            .group_by(events.event_type)
+        )
+        counts.update({event_type: int(count) for event_type, count in await tx.execute(statement)})
+    return dict(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,14 +348,17 @@ async def drop(tx: Transaction, ids: Sequence[int]) -> None:
 class Dispatch:
     """Where an enqueue event is, and since when if nothing more happens to it."""
 
+    event_id: str
     status: EventStatus
     settled_at: datetime | None
 
 
 async def dispatches(tx: Transaction, dedupe_keys: Sequence[str]) -> dict[str, Dispatch]:
     """Read where events are, by their dedupe keys; those that are gone are missing in the answer."""
-    statement = select(events.dedupe_key, events.status, events.settled_at).where(events.dedupe_key.in_(dedupe_keys))
+    columns = (events.dedupe_key, events.event_id, events.status, events.settled_at)
     return {
-        key: Dispatch(status=EventStatus(status), settled_at=settled_at)
-        for key, status, settled_at in await tx.execute(statement)
+        key: Dispatch(event_id=event_id, status=EventStatus(status), settled_at=settled_at)
+        for key, event_id, status, settled_at in await tx.execute(
+            select(*columns).where(events.dedupe_key.in_(dedupe_keys))
+        )
     }

@@ -235,7 +235,7 @@ jobs = Table(
     Index(None, "lapsed_at", "job_id"),
     Index(None, "locked_by"),
     Index(None, "retry_of"),
-    Index(None, "finished_at"),
+    Index(None, "job_type", "lifecycle_status", "finished_at"),
     **MYSQL_OPTIONS,
 )
 
@@ -246,6 +246,7 @@ job_snapshots = Table(
     Column("schema_version", ascii_text(64), nullable=False),
     Column("content_json", long_text(), nullable=False),
     Column("created_at", UtcTime, nullable=False),
+    Index(None, "created_at"),
     comment="What a job works on, frozen when it was created.",
     **MYSQL_OPTIONS,
 )
@@ -294,7 +295,7 @@ requests = Table(
     job_id_column(),
     Column("answer_json", long_text(), nullable=False),
     Column("created_at", UtcTime, nullable=False),
-    Index(None, "created_at"),
+    Index(None, "job_id"),
     comment="Answers already given, so that a repeat after a lost answer has one effect. Refusals are not kept.",
     **MYSQL_OPTIONS,
 )

@@ -75,7 +75,6 @@ def _jobs() -> None:
         "UPDATE jobs SET rank_at = created_at WHERE rank_at IS NULL AND due_at IS NULL"
         " AND lifecycle_status IN ('queued', 'running')"
     )
-    create_index(op.f("ix_jobs_finished_at"), "jobs", ["finished_at"], unique=False)
 
 
 def _outbox_events() -> None:
