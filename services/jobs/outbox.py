@@ -278,9 +278,7 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
 async def _sign(tx: Transaction, claim: Claim) -> None:
     """Store that the dispatcher lives, and how deep it finds the broker's queues."""
     await dispatchers.sign(tx, claim.dispatcher_id)
-    if claim.ready:
-        await queues.lock(tx, claim.ready)
-        await queues.report(tx, claim.ready)
+    await queues.report(tx, claim.ready)
 
 
 def _lanes(event_types: Iterable[str]) -> frozenset[Lane]:

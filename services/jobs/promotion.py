@@ -47,21 +47,26 @@ class Promotion:
         while True:
             pause = LONGEST_SLEEP
             try:
-                await self.promote()
+                _, left = await self._promote_all()
                 until = await self._database.read(outbox.until_due)
-                if until is not None:
+                if until is not None and not left:
                     pause = max(min(until, LONGEST_SLEEP), SHORTEST_SLEEP)
             except Unavailable:
                 log.warning("due events not promoted: the database cannot be reached")
             await asyncio.sleep(pause.total_seconds())
 
     async def promote(self) -> int:
-        """Promote every event that is due, and return how many were found.
+        """Promote every event that is due, and return how many.
 
         Raises:
             Unavailable: the database cannot be reached.
 
         """
+        promoted, _ = await self._promote_all()
+        return promoted
+
+    async def _promote_all(self) -> tuple[int, int]:
+        """Return how many events were promoted or dropped, and how many could not be."""
         total, passed_over = 0, 0
         while True:
             look = partial(outbox.due, limit=CHUNK, passed_over=passed_over)
@@ -72,7 +77,7 @@ class Promotion:
             # What cannot be written, whatever the reason, stays in front, and is in nobody's way.
             passed_over += len(due) - promoted
             if len(due) < CHUNK:
-                return total
+                return total, passed_over
 
     async def _promote(self, tx: Transaction, due: Sequence[ScheduledEvent]) -> list[bool | AijobsError]:
         present = await job_store.get(tx, {event.aggregate_id for event in due})

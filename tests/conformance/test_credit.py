@@ -112,6 +112,8 @@ async def test_a_queue_is_filled_again_as_it_empties(jobs: Jobs) -> None:
 
 
 async def test_depths_are_kept_for_the_sweep_but_not_more_than_once_a_second(jobs: Jobs) -> None:
+    await shallow(jobs, 1)
+    await jobs.claim()
     await jobs.claim(limit=0, ready={QUEUE: 4})
     await jobs.claim(limit=0, ready={QUEUE: 5})
     row = (await jobs.database.read(queues.every))[QUEUE]
@@ -120,6 +122,8 @@ async def test_depths_are_kept_for_the_sweep_but_not_more_than_once_a_second(job
 
 async def test_two_reports_a_second_apart_are_both_kept(jobs: Jobs, monkeypatch) -> None:
     monkeypatch.setattr("services.jobs.store.queues.REPORT_INTERVAL", timedelta(0))
+    await shallow(jobs, 1)
+    await jobs.claim()
     for ready in (4, 5, 6):
         await jobs.claim(limit=0, ready={QUEUE: ready})
     row = (await jobs.database.read(queues.every))[QUEUE]
@@ -127,3 +131,10 @@ async def test_two_reports_a_second_apart_are_both_kept(jobs: Jobs, monkeypatch)
     assert row.ready_at is not None
     assert row.ready_before_at is not None
     assert row.ready_at > row.ready_before_at
+
+
+async def test_a_dispatcher_that_sends_only_dispatches_finds_every_queue_full(jobs: Jobs) -> None:
+    engine = await shallow(jobs, 30)
+    claim = engine.claim(ready={QUEUE: 10, "ai-background": 10}, event_types=["ai.job.enqueue"], wait=LONG)
+    async with asyncio.timeout(10):
+        assert await claim == []

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+import pytest
 from sqlalchemy import delete, func, select, text
 
 from aijobs.errors import AijobsError, JobNotReady
@@ -176,25 +177,8 @@ async def test_the_promoter_wakes_by_itself_when_the_next_event_is_due(jobs: Job
 
 
 async def test_the_promoter_goes_on_after_the_database_was_away(jobs: Jobs, monkeypatch) -> None:
-    monkeypatch.setattr("services.jobs.promotion.LONGEST_SLEEP", timedelta(milliseconds=20))
     broken = Promotion(Database("mysql+aiomysql://nobody@127.0.0.1:1/none"), jobs.wakeups, jobs.order)
-    looked = asyncio.Event()
-    pauses = 0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 2:
-            looked.set()
-            await asyncio.Event().wait()
-        del seconds
-
-    monkeypatch.setattr("services.jobs.promotion.asyncio.sleep", sleep)
-    promoting = asyncio.create_task(broken.run())
-    async with asyncio.timeout(20):
-        await looked.wait()
-    assert not promoting.done()
-    promoting.cancel()
+    assert len(await pauses_of(broken, monkeypatch)) == 3
 
 
 async def test_a_delayed_job_that_was_cancelled_is_never_sent(jobs: Jobs) -> None:
@@ -230,6 +214,29 @@ async def test_an_event_that_cannot_be_promoted_is_in_nobodys_way(jobs: Jobs, mo
     monkeypatch.setattr(Promotion, "_promote", refuse)
     assert await jobs.promotion.promote() == 3
     assert await order(jobs, 3) == delayed[2:]
+    pauses = await pauses_of(jobs.promotion, monkeypatch)
+    assert min(pauses) >= 1, "what cannot be promoted does not make the promoter spin"
+
+
+async def pauses_of(promotion: Promotion, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Run the promoter for three rounds and return how long it slept after each."""
+    pauses: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            enough.set()
+            await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("services.jobs.promotion.asyncio.sleep", sleep)
+        running = asyncio.create_task(promotion.run())
+        async with asyncio.timeout(30):
+            await enough.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return pauses
 
 
 async def test_virtual_times_of_the_past_are_forgotten_and_those_of_now_are_not(jobs: Jobs) -> None:

@@ -130,6 +130,8 @@ async def waiting(tx: Transaction, lanes: Mapping[Lane, int], *, claim_token: st
             goes to nobody.
 
     """
+    if not lanes:
+        return {}
     numbered = list(lanes)
     first = [
         select(literal(number).label("lane"), events.id, events.rank_at)

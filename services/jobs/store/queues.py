@@ -52,7 +52,7 @@ async def lock(tx: Transaction, names: Iterable[str]) -> dict[str, QueueRow]:
 
 
 async def report(tx: Transaction, depths: Mapping[str, int]) -> None:
-    """Store how many messages queues hold that nobody has taken. Each queue must have a row."""
+    """Store how many messages queues hold that nobody has taken. One without a row has never had an event."""
     fresh = or_(queues.c.ready_at.is_(None), queues.c.ready_at < now_plus(-REPORT_INTERVAL))
     for queue, ready in sorted(depths.items()):
         statement = update(queues).where(queues.c.queue == queue, fresh)
