@@ -41,6 +41,10 @@ test-full: $(VENV)/.dev ## the long tests too
 test-cluster: $(VENV)/.dev ## three RabbitMQ nodes on this machine, whose leader is killed under load
 	@$(BIN)/python -m pytest --long tests/acceptance/test_cluster.py
 
+.PHONY: bench
+bench: $(VENV)/.dev ## figures of this machine, one JSON line each
+	@$(BIN)/python -m pytest -q --no-header --no-summary tests/benchmarks/bench_*.py
+
 .PHONY: check
 check: verify format-check lint types contracts buf ## everything that needs no server
 

@@ -181,7 +181,8 @@ async def test_two_dispatchers_share_a_backlog_without_doubles(engine, own_rabbi
     await asyncio.gather(engine.dispatcher.start(), engine.add("dispatcher"))
 
     async def all_published() -> bool:
-        return await engine.count_where(outbox_events, status="published", aggregate_type="Backlog") == total
+        published = await engine.count_where(outbox_events, status="published", aggregate_type="Backlog")
+        return bool(published == total)
 
     await until(all_published, "every event is published", within=timedelta(seconds=600))
     record_property("events_per_second", round(total / (loop.time() - began)))

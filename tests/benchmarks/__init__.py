@@ -1,0 +1,1 @@
+"""Figures of the whole engine on this machine, one JSON line each: `make bench`."""
