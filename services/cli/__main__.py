@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aijobs.errors import AijobsError
-from services.cli import availability, engine, executors, job_types, jobs, outbox, queues
+from services.cli import availability, consistency, engine, executors, job_types, jobs, outbox, queues
 from services.cli.exits import HELP, CommandError, Exit, exit_of
 from services.cli.output import Output, OutputClosedError
 from services.cli.session import DEFAULT_ADDRESS, Session
@@ -29,7 +29,7 @@ for name, group in (
     ("platform", availability),
 ):
     app.add_typer(group.app, name=name)
-for command in (job_types.types, engine.migrate, engine.token, engine.dev, engine.demo):
+for command in (job_types.types, consistency.check, engine.migrate, engine.token, engine.dev, engine.demo):
     app.command()(command)
 
 

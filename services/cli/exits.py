@@ -11,7 +11,7 @@ class Exit(IntEnum):
     """What the exit status of `aijobs` says. docs/cli.md and `aijobs --help` list the same."""
 
     OK = 0
-    JOB_DID_NOT_SUCCEED = 1
+    NOT_AS_WISHED = 1
     BAD_INPUT = 2
     NOT_FOUND = 3
     REFUSED = 4
@@ -23,10 +23,10 @@ class Exit(IntEnum):
 
 
 HELP = (
-    "Exit status: 0 fine; 1 the job ended failed or cancelled (jobs watch, --watch); 2 bad usage or invalid input; "
-    "3 not found; 4 refused (wrong state, already exists, not permitted, not authenticated); 5 unreachable, "
-    "unavailable, busy or too slow, or a limit is reached; 70 a bug; 74 the output cannot be written; 130 interrupted; "
-    "141 the reader of the output went away."
+    "Exit status: 0 fine; 1 the job ended failed or cancelled (jobs watch, --watch), or not all is as it must be "
+    "(check); 2 bad usage or invalid input; 3 not found; 4 refused (wrong state, already exists, not permitted, not "
+    "authenticated); 5 unreachable, unavailable, busy or too slow, or a limit is reached; 70 a bug; 74 the output "
+    "cannot be written; 130 interrupted; 141 the reader of the output went away."
 )
 
 _BY_STATUS = {

@@ -42,7 +42,7 @@ async def watch(
         return Exit.BUG
     if not output.machine:
         output.text(ending(last), style=STYLES.get(last.state, ""))
-    return Exit.OK if last.state == job_pb2.JOB_STATE_SUCCEEDED else Exit.JOB_DID_NOT_SUCCEED
+    return Exit.OK if last.state == job_pb2.JOB_STATE_SUCCEEDED else Exit.NOT_AS_WISHED
 
 
 def _show(output: Output, update: job_service_pb2.WatchJobResponse, *, presence: bool) -> None:

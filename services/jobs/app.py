@@ -18,6 +18,7 @@ from aijobs.v1 import (
 )
 from services.jobs.cancellation import JobCancellation
 from services.jobs.claim_release import ClaimRelease
+from services.jobs.consistency import Consistency, look_back
 from services.jobs.creation import JobCreation
 from services.jobs.event_queries import EventQueries
 from services.jobs.execution import JobExecution
@@ -140,6 +141,11 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         grace=settings.lease_grace,
         interval=settings.reap_interval,
     )
+    reconciliation = Reconciliation(
+        database, wakeups, patience=settings.sweep_patience, interval=settings.sweep_interval
+    )
+    event_queries = EventQueries(database, outbox)
+    outbox_admin = OutboxAdmin(database, wakeups)
     sessions = ExecutorSessions(database, wakeups, lapsing, grace=settings.session_grace)
     unknown = sorted(set(settings.job_type_limits) - set(registry))
     if unknown:
@@ -159,11 +165,19 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         "aijobs.v1.JobAdminService",
         job_admin_service_pb2_grpc.add_JobAdminServiceServicer_to_server,
         JobAdminServicer(
-            registry,
-            JobRetrying(database, registry, wakeups, order),
-            Operating(database, wakeups),
-            EventQueries(database, outbox),
-            OutboxAdmin(database, wakeups),
+            registry=registry,
+            retrying=JobRetrying(database, registry, wakeups, order),
+            operating=Operating(database, wakeups),
+            event_queries=event_queries,
+            outbox_admin=outbox_admin,
+            consistency=Consistency(
+                database,
+                reconciliation,
+                lapsing,
+                outbox_admin,
+                event_queries,
+                look_back=look_back(settings.keep_published_events, settings.keep_dead_events),
+            ),
         ),
     )
     server.add(
@@ -188,8 +202,6 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         watching=watching,
         sessions=sessions,
         lapsing=lapsing,
-        reconciliation=Reconciliation(
-            database, wakeups, patience=settings.sweep_patience, interval=settings.sweep_interval
-        ),
+        reconciliation=reconciliation,
         retention=Retention(database, ages=settings.ages(), interval=settings.retention_interval),
     )

@@ -10,6 +10,7 @@ from enum import StrEnum
 from uuid_utils import uuid7
 
 from aijobs.completion import ROUTING_KEYS, CompletionEvent
+from aijobs.states import JobState
 from services.jobs.store.jobs import JobRow
 from services.jobs.store.outbox import NewEvent
 
@@ -45,6 +46,11 @@ def _enqueue(job: JobRow) -> NewEvent:
 def dispatch_key(job_id: str, dispatch_no: int) -> str:
     """Return the dedupe key of a job's enqueue event (ruling 20)."""
     return f"{EventType.ENQUEUE}:{job_id}:{dispatch_no}"
+
+
+def end_key(job_id: str, state: JobState, dispatch_no: int) -> str:
+    """Return the dedupe key of the event that tells of a job's end."""
+    return f"{END_EVENTS[state]}:{job_id}:{dispatch_no}"
 
 
 def leads_anywhere(dedupe_key: str, job: JobRow | None) -> bool:

@@ -30,6 +30,8 @@ CHUNK = 100
 #: Executors that were not seen for so long are forgotten.
 FORGET_EXECUTOR_AFTER = timedelta(days=2)
 FORGET_CHUNK = 500
+#: By so much the reaper's pauses are longer or shorter than its interval, so that replicas spread.
+SPREAD = 0.1
 LAPSED = metrics.counter("leases_lapsed", "Leases that ended without a report", "reason", "outcome")
 log = structlog.get_logger()
 
@@ -60,7 +62,7 @@ class JobLapsing:
     async def run(self) -> None:
         """Reap until cancelled. Never ends by a fault of the database."""
         while True:
-            await asyncio.sleep(self._interval.total_seconds() * random.uniform(0.9, 1.1))  # noqa: S311 - spreads
+            await asyncio.sleep(self._interval.total_seconds() * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311 - spreads
             try:
                 await self.reap()
                 await self._database.write(
@@ -77,6 +79,20 @@ class JobLapsing:
 
         """
         return await self._lapse_expired(self._grace)
+
+    @property
+    def overdue_after(self) -> timedelta:
+        """How long after its end a lease has lapsed for certain, if a reaper is at work."""
+        return self._grace + self._interval * (1 + SPREAD)
+
+    async def lapse_expired_of(self, job_ids: Sequence[str]) -> list[bool | AijobsError]:
+        """Lapse the leases of these jobs that ended longer than the grace ago, and return for each whether it did.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await write_each(self._database, job_ids, partial(self._lapse_if_expired, grace=self._grace))
 
     async def lapse_every_lease(self) -> int:
         """Lapse all leases and forget all executors, for an engine that has yet to start its only one.

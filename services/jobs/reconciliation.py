@@ -43,6 +43,11 @@ FRESH_DEPTH = timedelta(minutes=1)
 #: On its way without our help: the outbox sends it, or releases the claim of a dispatcher that is gone.
 ON_ITS_WAY = (EventStatus.SCHEDULED, EventStatus.PENDING, EventStatus.PROCESSING)
 DISPATCHED_AGAIN = metrics.counter("messages_lost", "Jobs that were dispatched again because their message was lost")
+#: How an operator sees the dead events that jobs wait for, and has them published after all.
+HELP = {
+    "see": f"aijobs outbox list --status dead --type {events.EventType.ENQUEUE}",
+    "then": f"aijobs outbox requeue --type {events.EventType.ENQUEUE}",
+}
 log = structlog.get_logger()
 
 
@@ -81,13 +86,31 @@ class Reconciliation:
             Unavailable: the database cannot be reached.
 
         """
-        total = 0
+        return await self._dispatch_all(await self.lost(), expected=False)
+
+    async def lost(self) -> list[JobRow]:
+        """Return the waiting jobs whose message is taken for lost.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        found: list[JobRow] = []
         for queue, sight in (await self._database.read(self._sights)).items():
             lost = await self._look_through(queue, sight.sent_before)
             # A queue that holds as many messages as jobs wait for has lost none, however long they take.
             if len(lost) > sight.ready:
-                total += await self._dispatch_all(lost, expected=False)
-        return total
+                found += lost
+        return found
+
+    async def dispatch_again(self, lost: Sequence[JobRow]) -> list[bool | AijobsError]:
+        """Dispatch jobs again, and return for each whether it was: one that has gone on meanwhile is not.
+
+        Raises:
+            Unavailable: the database cannot be reached.
+
+        """
+        return await write_each(self._database, lost, partial(self._dispatch_again, expected=False))
 
     async def dispatch_all_again(self) -> int:
         """Dispatch every waiting job again, for an engine whose broker has just begun empty; returns how many.
@@ -140,7 +163,7 @@ class Reconciliation:
                     break
                 last = found[-1]
         if dead:
-            log.error("jobs wait for events that are dead: requeue the events, or cancel the jobs", jobs=dead)
+            log.error("jobs wait for events that are dead: requeue the events, or cancel the jobs", jobs=dead, **HELP)
         return lost
 
     async def _dispatch_all(self, lost: Sequence[JobRow], *, expected: bool) -> int:

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from aijobs.rpc.roles import Role
+from aijobs.v1 import job_admin_service_pb2
 from services.jobs.store.tables import job_artifacts, job_history, jobs, outbox_events
 from tests.acceptance.engine import Engine
 from tests.acceptance.waiting import until
@@ -91,3 +93,5 @@ async def test_every_job_ends_exactly_once(engine: Engine, count: int, seed: int
     assert sorted(artifacts) == sorted(row["job_id"] for row in rows.values())
     ends = [row for row in await engine.read(outbox_events) if row["event_type"] == "ai.job.completed"]
     assert len(ends) == len(rows)
+    async with engine.client(Role.ADMIN) as client:
+        assert await client.check_consistency() == job_admin_service_pb2.CheckConsistencyResponse()

@@ -20,6 +20,7 @@ from aijobs.registry import Registry
 from services.jobs.admission import NewJob
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
 from services.jobs.claim_release import ClaimRelease
+from services.jobs.consistency import Consistency
 from services.jobs.creation import Created, JobCreation
 from services.jobs.event_queries import EventQueries
 from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
@@ -145,6 +146,9 @@ class Jobs:
         )
         self.event_queries = EventQueries(self.database, self.outbox)
         self.outbox_admin = OutboxAdmin(self.database, self.wakeups)
+        self.consistency = Consistency(
+            self.database, self.reconciliation, self.lapsing, self.outbox_admin, self.event_queries
+        )
         self.promotion = Promotion(self.database, self.wakeups, self.order)
 
     async def create(self, **changes: Any) -> Created:

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import delete, text
+from structlog.testing import capture_logs
 
 from services.jobs.execution import Released
 from services.jobs.outbox import Published, PublishFailed, SettleRequest
@@ -127,7 +128,14 @@ async def test_a_job_whose_event_is_dead_waits_for_an_operator(jobs: Jobs) -> No
     await jobs.outbox.settle(token, [SettleRequest(event_id=event.event_id, result=dead)])
     await age(jobs)
     await idle(jobs)
-    assert await jobs.reconciliation.sweep() == 0
+    with capture_logs() as logs:
+        assert await jobs.reconciliation.sweep() == 0
+    (line,) = [line for line in logs if "dead" in line["event"]]
+    assert (line["log_level"], line["jobs"]) == ("error", 1)
+    assert (line["see"], line["then"]) == (
+        "aijobs outbox list --status dead --type ai.job.enqueue",
+        "aijobs outbox requeue --type ai.job.enqueue",
+    )
 
 
 async def test_jobs_of_a_paused_queue_and_jobs_that_are_not_due_wait(jobs: Jobs) -> None:

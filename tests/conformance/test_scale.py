@@ -157,6 +157,7 @@ async def every_use_of_operators(jobs: Jobs) -> None:
     await jobs.outbox.settle(token, [SettleRequest(event_id=event_id, result=dead) for event_id in ids])
     await jobs.outbox_admin.requeue("ops", ids)
     await jobs.outbox_admin.discard("ops", ids)
+    assert (await jobs.consistency.check("ops", repair=False)).found
 
 
 EVENT_LISTS = [

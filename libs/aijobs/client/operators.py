@@ -1,10 +1,14 @@
 """The calls for operators (JobAdminService; those about outbox events: `outbox.py`). All need the admin role."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from uuid import uuid4
 
 from aijobs.client.outbox import OutboxCalls
 from aijobs.v1 import job_admin_service_pb2, job_pb2
+
+#: A check looks through every waiting job and all that ended lately.
+CHECK_TIMEOUT = timedelta(minutes=10)
 
 
 class OperatorCalls(OutboxCalls):
@@ -95,3 +99,16 @@ class OperatorCalls(OutboxCalls):
         """
         request = job_admin_service_pb2.SetPlatformAvailabilityRequest(available=available, reason=reason)
         return (await self._call(self._admin.SetPlatformAvailability, request)).availability
+
+    async def check_consistency(
+        self, *, repair: bool = False, limit: timedelta = CHECK_TIMEOUT
+    ) -> job_admin_service_pb2.CheckConsistencyResponse:
+        """Look for jobs, events and queues that are not as they must be, and return what was found.
+
+        Args:
+            repair: also repair what can be.
+            limit: how long it may take; it looks through every waiting job and all that ended lately.
+
+        """
+        request = job_admin_service_pb2.CheckConsistencyRequest(repair=repair)
+        return await self._call(self._admin.CheckConsistency, request, limit=limit)

@@ -43,6 +43,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = MappingProxyType(
         "aijobs.v1.JobAdminService/CountOutboxEvents": _ADMIN,
         "aijobs.v1.JobAdminService/RequeueOutboxEvents": _ADMIN,
         "aijobs.v1.JobAdminService/DiscardOutboxEvents": _ADMIN,
+        "aijobs.v1.JobAdminService/CheckConsistency": _ADMIN,
         "aijobs.v1.LifecycleService/OpenSession": _EXECUTOR,
         "aijobs.v1.LifecycleService/LockJobs": _EXECUTOR,
         "aijobs.v1.LifecycleService/ExtendLeases": _EXECUTOR,

@@ -114,6 +114,54 @@ OUTBOX_EVENT_OUTCOME_DISCARDED: OutboxEventOutcome.ValueType  # 2
 """It is given up. After a requeue: its job has ended, runs or was dispatched again since."""
 Global___OutboxEventOutcome: _TypeAlias = OutboxEventOutcome  # noqa: Y015
 
+class _FindingKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FindingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FindingKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINDING_KIND_UNSPECIFIED: _FindingKind.ValueType  # 0
+    """Never sent."""
+    FINDING_KIND_EVENT_MISSING: _FindingKind.ValueType  # 1
+    """A job waits, and the event that would have it run is gone or discarded. Repair: it is dispatched again."""
+    FINDING_KIND_EVENT_DEAD: _FindingKind.ValueType  # 2
+    """A job waits, and the event that would have it run is dead. Repair: the event is requeued."""
+    FINDING_KIND_MESSAGE_LOST: _FindingKind.ValueType  # 3
+    """A job waits, its message was published, and executors are idle without getting it. Repair: it is dispatched again."""
+    FINDING_KIND_LEASE_OVERDUE: _FindingKind.ValueType  # 4
+    """A job runs on a lease that ended long ago. Repair: the lease lapses, as the reaper would have it."""
+    FINDING_KIND_NO_EXECUTOR: _FindingKind.ValueType  # 5
+    """Jobs wait in a queue that no connected executor takes jobs of. No repair."""
+    FINDING_KIND_NO_DISPATCHER: _FindingKind.ValueType  # 6
+    """Events or jobs wait, and no dispatcher was seen lately. No repair."""
+    FINDING_KIND_EVENTS_PARKED: _FindingKind.ValueType  # 7
+    """Events wait whose type no dispatcher can send. No repair."""
+    FINDING_KIND_END_EVENT_MISSING: _FindingKind.ValueType  # 8
+    """A job ended lately, and no event tells of its end. No repair."""
+
+class FindingKind(_FindingKind, metaclass=_FindingKindEnumTypeWrapper):
+    """FindingKind says what is wrong."""
+
+FINDING_KIND_UNSPECIFIED: FindingKind.ValueType  # 0
+"""Never sent."""
+FINDING_KIND_EVENT_MISSING: FindingKind.ValueType  # 1
+"""A job waits, and the event that would have it run is gone or discarded. Repair: it is dispatched again."""
+FINDING_KIND_EVENT_DEAD: FindingKind.ValueType  # 2
+"""A job waits, and the event that would have it run is dead. Repair: the event is requeued."""
+FINDING_KIND_MESSAGE_LOST: FindingKind.ValueType  # 3
+"""A job waits, its message was published, and executors are idle without getting it. Repair: it is dispatched again."""
+FINDING_KIND_LEASE_OVERDUE: FindingKind.ValueType  # 4
+"""A job runs on a lease that ended long ago. Repair: the lease lapses, as the reaper would have it."""
+FINDING_KIND_NO_EXECUTOR: FindingKind.ValueType  # 5
+"""Jobs wait in a queue that no connected executor takes jobs of. No repair."""
+FINDING_KIND_NO_DISPATCHER: FindingKind.ValueType  # 6
+"""Events or jobs wait, and no dispatcher was seen lately. No repair."""
+FINDING_KIND_EVENTS_PARKED: FindingKind.ValueType  # 7
+"""Events wait whose type no dispatcher can send. No repair."""
+FINDING_KIND_END_EVENT_MISSING: FindingKind.ValueType  # 8
+"""A job ended lately, and no event tells of its end. No repair."""
+Global___FindingKind: _TypeAlias = FindingKind  # noqa: Y015
+
 @_typing.final
 class ListJobTypesRequest(_message.Message):
     """ListJobTypesRequest asks for all definitions; there are few."""
@@ -1192,3 +1240,127 @@ class DiscardOutboxEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DiscardOutboxEventsResponse: _TypeAlias = DiscardOutboxEventsResponse  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """Finding is one thing that is not as it must be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    kind: Global___FindingKind.ValueType
+    """What kind of thing."""
+    job_id: _builtins.str
+    """The job; empty if it is about no single one."""
+    queue: _builtins.str
+    """The queue; empty if it is about none."""
+    problem: _builtins.str
+    """One sentence: what is wrong."""
+    advice: _builtins.str
+    """One sentence: what to do, or what was done."""
+    repaired: _builtins.bool
+    """True: it is as it must be now."""
+    def __init__(
+        self,
+        *,
+        kind: Global___FindingKind.ValueType = ...,
+        job_id: _builtins.str = ...,
+        queue: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        advice: _builtins.str = ...,
+        repaired: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "job_id", b"job_id", "kind", b"kind", "problem", b"problem", "queue", b"queue", "repaired", b"repaired"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
+
+@_typing.final
+class FindingCount(_message.Message):
+    """FindingCount counts the findings of a kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    kind: Global___FindingKind.ValueType
+    """The kind."""
+    found: _builtins.int
+    """How many were found."""
+    repaired: _builtins.int
+    """How many of them were repaired."""
+    def __init__(
+        self,
+        *,
+        kind: Global___FindingKind.ValueType = ...,
+        found: _builtins.int = ...,
+        repaired: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "kind", b"kind", "repaired", b"repaired"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindingCount: _TypeAlias = FindingCount  # noqa: Y015
+
+@_typing.final
+class CheckConsistencyRequest(_message.Message):
+    """CheckConsistencyRequest asks for a check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPAIR_FIELD_NUMBER: _builtins.int
+    repair: _builtins.bool
+    """With true, what can be repaired is."""
+    def __init__(
+        self,
+        *,
+        repair: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["repair", b"repair"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckConsistencyRequest: _TypeAlias = CheckConsistencyRequest  # noqa: Y015
+
+@_typing.final
+class CheckConsistencyResponse(_message.Message):
+    """CheckConsistencyResponse says what was found. Both lists are empty if all is well."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
+        """At most 1,000, those that are left first."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FindingCount]:
+        """One for each kind that was found, complete."""
+
+    def __init__(
+        self,
+        *,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
+        counts: _abc.Iterable[Global___FindingCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "findings", b"findings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckConsistencyResponse: _TypeAlias = CheckConsistencyResponse  # noqa: Y015

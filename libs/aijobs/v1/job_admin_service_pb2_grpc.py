@@ -100,6 +100,11 @@ class JobAdminServiceStub:
                 request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.SerializeToString,
                 response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.FromString,
                 _registered_method=True)
+        self.CheckConsistency = channel.unary_unary(
+                '/aijobs.v1.JobAdminService/CheckConsistency',
+                request_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyRequest.SerializeToString,
+                response_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyResponse.FromString,
+                _registered_method=True)
 
 
 class JobAdminServiceServicer:
@@ -199,6 +204,14 @@ class JobAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckConsistency(self, request, context):
+        """CheckConsistency looks for jobs, events and queues that are not as they must be, and repairs them if asked to.
+        It looks through every waiting job and all that ended lately: give it a deadline of minutes. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +279,11 @@ def add_JobAdminServiceServicer_to_server(servicer, server):
                     servicer.DiscardOutboxEvents,
                     request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.FromString,
                     response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.SerializeToString,
+            ),
+            'CheckConsistency': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckConsistency,
+                    request_deserializer=aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyRequest.FromString,
+                    response_serializer=aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -620,6 +638,33 @@ class JobAdminService:
             '/aijobs.v1.JobAdminService/DiscardOutboxEvents',
             aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsRequest.SerializeToString,
             aijobs_dot_v1_dot_job__admin__service__pb2.DiscardOutboxEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckConsistency(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aijobs.v1.JobAdminService/CheckConsistency',
+            aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyRequest.SerializeToString,
+            aijobs_dot_v1_dot_job__admin__service__pb2.CheckConsistencyResponse.FromString,
             options,
             channel_credentials,
             insecure,

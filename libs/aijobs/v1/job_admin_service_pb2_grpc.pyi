@@ -63,6 +63,10 @@ class JobAdminServiceStub:
     """
     DiscardOutboxEvents: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.DiscardOutboxEventsRequest, _job_admin_service_pb2.DiscardOutboxEventsResponse]
     """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
+    CheckConsistency: _grpc.UnaryUnaryMultiCallable[_job_admin_service_pb2.CheckConsistencyRequest, _job_admin_service_pb2.CheckConsistencyResponse]
+    """CheckConsistency looks for jobs, events and queues that are not as they must be, and repairs them if asked to.
+    It looks through every waiting job and all that ended lately: give it a deadline of minutes. Safe to repeat.
+    """
 
 @_typing.type_check_only
 class JobAdminServiceAsyncStub(JobAdminServiceStub):
@@ -99,6 +103,10 @@ class JobAdminServiceAsyncStub(JobAdminServiceStub):
     """
     DiscardOutboxEvents: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.DiscardOutboxEventsRequest, _job_admin_service_pb2.DiscardOutboxEventsResponse]  # type: ignore[assignment]
     """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
+    CheckConsistency: _aio.UnaryUnaryMultiCallable[_job_admin_service_pb2.CheckConsistencyRequest, _job_admin_service_pb2.CheckConsistencyResponse]  # type: ignore[assignment]
+    """CheckConsistency looks for jobs, events and queues that are not as they must be, and repairs them if asked to.
+    It looks through every waiting job and all that ended lately: give it a deadline of minutes. Safe to repeat.
+    """
 
 class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """JobAdminService is for operators. Every method needs the admin role."""
@@ -210,5 +218,15 @@ class JobAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_admin_service_pb2.DiscardOutboxEventsResponse, _abc.Awaitable[_job_admin_service_pb2.DiscardOutboxEventsResponse]]:
         """DiscardOutboxEvents gives up events that are not published yet. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def CheckConsistency(
+        self,
+        request: _job_admin_service_pb2.CheckConsistencyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_admin_service_pb2.CheckConsistencyResponse, _abc.Awaitable[_job_admin_service_pb2.CheckConsistencyResponse]]:
+        """CheckConsistency looks for jobs, events and queues that are not as they must be, and repairs them if asked to.
+        It looks through every waiting job and all that ended lately: give it a deadline of minutes. Safe to repeat.
+        """
 
 def add_JobAdminServiceServicer_to_server(servicer: JobAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

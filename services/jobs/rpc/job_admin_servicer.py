@@ -12,7 +12,9 @@ from aijobs.errors import InvalidInput
 from aijobs.registry import Registry
 from aijobs.rpc.auth import current_caller
 from aijobs.v1 import job_admin_service_pb2
+from services.jobs.consistency import Consistency
 from services.jobs.event_queries import EventQueries
+from services.jobs.findings import Finding, FindingKind
 from services.jobs.operating import ExecutorStatus, Operating
 from services.jobs.outbox_admin import OutboxAdmin
 from services.jobs.retrying import JobRetrying, Retry
@@ -26,6 +28,16 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 SILENT_AFTER = timedelta(seconds=15)
 #: What a history entry has room for, beside the name of the job that is retried.
 LONGEST_RETRY_REASON = 200
+FINDING_KINDS = {
+    FindingKind.EVENT_MISSING: job_admin_service_pb2.FINDING_KIND_EVENT_MISSING,
+    FindingKind.EVENT_DEAD: job_admin_service_pb2.FINDING_KIND_EVENT_DEAD,
+    FindingKind.MESSAGE_LOST: job_admin_service_pb2.FINDING_KIND_MESSAGE_LOST,
+    FindingKind.LEASE_OVERDUE: job_admin_service_pb2.FINDING_KIND_LEASE_OVERDUE,
+    FindingKind.NO_EXECUTOR: job_admin_service_pb2.FINDING_KIND_NO_EXECUTOR,
+    FindingKind.NO_DISPATCHER: job_admin_service_pb2.FINDING_KIND_NO_DISPATCHER,
+    FindingKind.EVENTS_PARKED: job_admin_service_pb2.FINDING_KIND_EVENTS_PARKED,
+    FindingKind.END_EVENT_MISSING: job_admin_service_pb2.FINDING_KIND_END_EVENT_MISSING,
+}
 
 
 class JobAdminServicer(OutboxAdminServicer):
@@ -33,16 +45,19 @@ class JobAdminServicer(OutboxAdminServicer):
 
     def __init__(
         self,
+        *,
         registry: Registry,
         retrying: JobRetrying,
         operating: Operating,
         event_queries: EventQueries,
         outbox_admin: OutboxAdmin,
+        consistency: Consistency,
     ) -> None:
         super().__init__(event_queries, outbox_admin)
         self._registry = registry
         self._retrying = retrying
         self._operating = operating
+        self._consistency = consistency
 
     async def ListJobTypes(
         self, request: job_admin_service_pb2.ListJobTypesRequest, context: Context
@@ -130,6 +145,33 @@ class JobAdminServicer(OutboxAdminServicer):
             reason=translate.reason("reason", request.reason),
         )
         return job_admin_service_pb2.SetPlatformAvailabilityResponse(availability=_availability(switch))
+
+    async def CheckConsistency(
+        self, request: job_admin_service_pb2.CheckConsistencyRequest, context: Context
+    ) -> job_admin_service_pb2.CheckConsistencyResponse:
+        """Look for what is not as it must be (LC-13)."""
+        del context
+        report = await self._consistency.check(current_caller().subject, repair=request.repair)
+        return job_admin_service_pb2.CheckConsistencyResponse(
+            findings=map(_finding, report.findings),
+            counts=[
+                job_admin_service_pb2.FindingCount(
+                    kind=FINDING_KINDS[kind], found=count, repaired=report.repaired[kind]
+                )
+                for kind, count in sorted(report.found.items())
+            ],
+        )
+
+
+def _finding(finding: Finding) -> job_admin_service_pb2.Finding:
+    return job_admin_service_pb2.Finding(
+        kind=FINDING_KINDS[finding.kind],
+        job_id=finding.job_id,
+        queue=finding.queue,
+        problem=finding.problem,
+        advice=finding.advice,
+        repaired=finding.repaired,
+    )
 
 
 def _executor(status: ExecutorStatus) -> job_admin_service_pb2.Executor:

@@ -30,6 +30,12 @@ async def lock_unseen(tx: Transaction, unseen: timedelta) -> Sequence[str]:
     return (await tx.execute(statement)).scalars().all()
 
 
+async def any_seen(tx: Transaction, *, within: timedelta) -> bool:
+    """Tell whether any dispatcher was seen within a span."""
+    statement = select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at > now_plus(-within)).limit(1)
+    return (await tx.execute(statement)).first() is not None
+
+
 async def forget(tx: Transaction, *, unseen: timedelta, limit: int) -> None:
     """Delete dispatchers that were not seen for so long."""
     statement = select(dispatchers.c.dispatcher_id).where(dispatchers.c.seen_at < now_plus(-unseen)).limit(limit)

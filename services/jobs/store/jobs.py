@@ -217,7 +217,9 @@ async def retries(tx: Transaction, job_id: str) -> list[JobRow]:
     return await _rows(tx, _select().where(jobs.c.retry_of == job_id).order_by(jobs.c.job_id))
 
 
-async def queued(tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta) -> list[JobRow]:
+async def queued(
+    tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta | None
+) -> list[JobRow]:
     """Read queued jobs that are due and were created longer than `since` ago, in order, behind `after`.
 
     Args:
@@ -225,20 +227,24 @@ async def queued(tx: Transaction, *, queue: str, after: JobRow | None, limit: in
         queue: only of this queue; empty: of all.
         after: the last job of the page before.
         limit: at most.
-        since: how long they have waited, as far as their row tells.
+        since: how long they have waited, as far as their row tells; None: however long, and also if they are not due.
 
     """
-    statement = _waiting(queue, since).where(
-        jobs.c.lifecycle_status == JobState.QUEUED, jobs.c.created_at <= now_plus(-since)
-    )
+    statement = _waiting(queue, since).where(jobs.c.lifecycle_status == JobState.QUEUED)
+    if since is not None:
+        statement = statement.where(jobs.c.created_at <= now_plus(-since))
     if after is not None:
         statement = statement.where(jobs.c.job_id > after.job_id)
     return await _rows(tx, statement.order_by(jobs.c.job_id).limit(limit))
 
 
-async def lapsed(tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta) -> list[JobRow]:
+async def lapsed(
+    tx: Transaction, *, queue: str, after: JobRow | None, limit: int, since: timedelta | None
+) -> list[JobRow]:
     """Read running jobs whose lease lapsed longer than `since` ago and that are due; arguments as those of `queued`."""
-    statement = _waiting(queue, since).where(jobs.c.lapsed_at <= now_plus(-since))
+    statement = _waiting(queue, since).where(
+        jobs.c.lapsed_at.is_not(None) if since is None else jobs.c.lapsed_at <= now_plus(-since)
+    )
     if after is not None:
         statement = statement.where(
             or_(
@@ -249,6 +255,8 @@ async def lapsed(tx: Transaction, *, queue: str, after: JobRow | None, limit: in
     return await _rows(tx, statement.order_by(jobs.c.lapsed_at, jobs.c.job_id).limit(limit))
 
 
-def _waiting(queue: str, since: timedelta) -> Select[tuple[object, ...]]:
-    statement = _select().where(or_(jobs.c.due_at.is_(None), jobs.c.due_at <= now_plus(-since)))
+def _waiting(queue: str, since: timedelta | None) -> Select[tuple[object, ...]]:
+    statement = _select()
+    if since is not None:
+        statement = statement.where(or_(jobs.c.due_at.is_(None), jobs.c.due_at <= now_plus(-since)))
     return statement.where(jobs.c.queue == queue) if queue else statement

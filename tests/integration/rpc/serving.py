@@ -115,6 +115,9 @@ class ScriptedAdmin(job_admin_service_pb2_grpc.JobAdminServiceServicer):
     async def DiscardOutboxEvents(self, request, _context):  # noqa: N802 - as above
         return self._answer("DiscardOutboxEvents", request)
 
+    async def CheckConsistency(self, request, _context):  # noqa: N802 - as above
+        return self._answer("CheckConsistency", request)
+
     async def ListJobTypes(self, _request, _context):  # noqa: N802 - as above
         return job_admin_service_pb2.ListJobTypesResponse(
             job_types=[

@@ -15,6 +15,7 @@ EXECUTOR = admin_pb2.Executor(executor_id="e-1", state=admin_pb2.EXECUTOR_STATE_
 QUEUE = admin_pb2.QueueInfo(queue="ai-background", paused=True, reason="upgrade")
 DEAD_COUNT = admin_pb2.OutboxEventCount(status=admin_pb2.OUTBOX_EVENT_STATUS_DEAD, count=1)
 REQUEUED = admin_pb2.OutboxEventResult(event_id="e-1", outcome=admin_pb2.OUTBOX_EVENT_OUTCOME_REQUEUED)
+FOUND = admin_pb2.FindingCount(kind=admin_pb2.FINDING_KIND_EVENT_DEAD, found=2, repaired=1)
 AVAILABILITY = admin_pb2.PlatformAvailability(available=True, changed_by="caller:kim")
 
 
@@ -82,6 +83,12 @@ AVAILABILITY = admin_pb2.PlatformAvailability(available=True, changed_by="caller
             (REQUEUED,),
         ),
         (
+            lambda client: client.check_consistency(repair=True),
+            admin_pb2.CheckConsistencyRequest(repair=True),
+            admin_pb2.CheckConsistencyResponse(counts=[FOUND]),
+            admin_pb2.CheckConsistencyResponse(counts=[FOUND]),
+        ),
+        (
             lambda client: client.platform_availability(),
             admin_pb2.GetPlatformAvailabilityRequest(),
             admin_pb2.GetPlatformAvailabilityResponse(availability=AVAILABILITY),
@@ -132,3 +139,16 @@ async def test_an_executor_that_is_not_there_is_refused_by_name() -> None:
     async with serving(admin=ScriptedAdmin(ExecutorNotFound("e-9"))) as address, Client(address) as client:
         with pytest.raises(ExecutorNotFound, match="no executor 'e-9'"):
             await client.drain_executor("e-9")
+
+
+async def test_a_check_may_take_minutes() -> None:
+    remaining = []
+
+    class Admin(ScriptedAdmin):
+        async def CheckConsistency(self, request, context):  # noqa: N802 - the contract's name
+            remaining.append(context.time_remaining())
+            return admin_pb2.CheckConsistencyResponse()
+
+    async with serving(admin=Admin()) as address, Client(address) as client:
+        await client.check_consistency()
+    assert 500 < remaining[0] <= 600

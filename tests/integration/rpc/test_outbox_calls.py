@@ -93,3 +93,16 @@ async def test_what_a_request_is_about_has_to_be_said_once(served) -> None:
         with pytest.raises(InvalidInput):
             await call
     assert not (await client.requeue_dead_events()).results
+
+
+async def test_a_check_says_what_is_wrong_and_repairs_it(served) -> None:
+    client, database = served
+    assert await client.check_consistency() == admin_pb2.CheckConsistencyResponse()
+    ids = await park(database, 1)
+    answer = await client.check_consistency(repair=True)
+    (finding,) = answer.findings
+    assert (finding.kind, finding.repaired) == (admin_pb2.FINDING_KIND_EVENTS_PARKED, False)
+    assert PARKED in finding.problem
+    assert answer.counts == [admin_pb2.FindingCount(kind=finding.kind, found=1)]
+    await client.discard_outbox_events(ids)
+    assert not (await client.check_consistency()).findings
