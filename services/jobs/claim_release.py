@@ -17,7 +17,7 @@ from aijobs import metrics
 from aijobs.definition import Queue
 from aijobs.errors import Unavailable
 from services.jobs.outbox import Outbox
-from services.jobs.store import dispatchers, outbox, outbox_admin, ranks
+from services.jobs.store import dispatchers, outbox, outbox_admin, ranks, scheduled_events
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import EventStatus
 from services.jobs.wakeups import Wakeups
@@ -108,7 +108,7 @@ class ClaimRelease:
         if now - self._looking_since >= self._grace.total_seconds():
             released = await self._release("orphaned", self._release_unseen)
         else:
-            await self._database.read(outbox.until_due)
+            await self._database.read(scheduled_events.until_due)
         # Only a look that the database answered counts: else dispatchers could not give signs of life either.
         self._looked_at = asyncio.get_running_loop().time()
         return released

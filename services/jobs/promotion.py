@@ -17,10 +17,10 @@ from services.jobs import events
 from services.jobs.batches import write_each
 from services.jobs.ranking import QueueOrder, line_of
 from services.jobs.store import jobs as job_store
-from services.jobs.store import outbox, ranks, users
+from services.jobs.store import ranks, scheduled_events, users
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
-from services.jobs.store.outbox import ScheduledEvent
+from services.jobs.store.scheduled_events import ScheduledEvent
 from services.jobs.wakeups import Wakeups
 
 #: Events in one transaction.
@@ -48,7 +48,7 @@ class Promotion:
             pause = LONGEST_SLEEP
             try:
                 _, left = await self._promote_all()
-                until = await self._database.read(outbox.until_due)
+                until = await self._database.read(scheduled_events.until_due)
                 if until is not None and not left:
                     pause = max(min(until, LONGEST_SLEEP), SHORTEST_SLEEP)
             except Unavailable:
@@ -69,7 +69,7 @@ class Promotion:
         """Return how many events were promoted or dropped, and how many could not be."""
         total, passed_over = 0, 0
         while True:
-            look = partial(outbox.due, limit=CHUNK, passed_over=passed_over)
+            look = partial(scheduled_events.due, limit=CHUNK, passed_over=passed_over)
             due = await self._database.read(look)
             results = await write_each(self._database, due, self._promote)
             promoted = sum(result is True for result in results)
@@ -83,12 +83,12 @@ class Promotion:
         present = await job_store.get(tx, {event.aggregate_id for event in due})
         await users.lock(tx, {job.user_id for job in present.values() if job.rank_at is None})
         rows = await job_store.get(tx, present, lock=True)
-        scheduled = await outbox.lock_due(tx, [event.id for event in due])
+        scheduled = await scheduled_events.lock_due(tx, [event.id for event in due])
         wanted = [event for event in scheduled if events.leads_anywhere(event.dedupe_key, rows.get(event.aggregate_id))]
         given = await self._rank(tx, [rows[event.aggregate_id] for event in wanted if event.rank_at is None])
         places = {event.id: event.rank_at or given[event.aggregate_id] for event in wanted}
-        await outbox.promote(tx, places)
-        await outbox.drop(tx, [event.id for event in scheduled if event.id not in places])
+        await scheduled_events.promote(tx, places)
+        await scheduled_events.drop(tx, [event.id for event in scheduled if event.id not in places])
         if places:
             tx.after_commit(self._wakeups.events.give)
         return [True] * len(due)

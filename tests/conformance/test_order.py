@@ -16,7 +16,7 @@ from services.jobs.quotas import Limits
 from services.jobs.ranking import PRIORITY_STEP
 from services.jobs.retrying import Retry
 from services.jobs.store.database import Database, Transaction
-from services.jobs.store.outbox import ScheduledEvent
+from services.jobs.store.scheduled_events import ScheduledEvent
 from services.jobs.store.tables import jobs as jobs_table
 from services.jobs.store.tables import outbox_events, virtual_times
 from tests.conformance.conftest import QUANTUM, Jobs, new_job
