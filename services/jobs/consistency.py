@@ -33,7 +33,7 @@ from services.jobs.store.database import Database
 from services.jobs.store.jobs import JobRow
 from services.jobs.store.outbox import Dispatch, EventStatus
 
-#: Jobs that are read, or repaired, in one transaction.
+#: Jobs that are read in one transaction; those who repair keep their transactions smaller.
 CHUNK = 500
 #: The end of a job that ended longer ago is not asked for: retention may have removed its event.
 LOOK_BACK = timedelta(hours=23)

@@ -15,7 +15,7 @@ from services.jobs.store import jobs as job_store
 from services.jobs.store.consistency import EndedJob
 from services.jobs.store.database import Database, Transaction
 
-#: Rows that are read, or repaired, in one transaction.
+#: Rows that are read in one transaction; those who repair keep their transactions smaller.
 CHUNK = 500
 #: An executor reports every 5 s, a dispatcher gives a sign of life twice a second.
 FRESH_SIGN = timedelta(seconds=15)

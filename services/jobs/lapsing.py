@@ -92,7 +92,11 @@ class JobLapsing:
             Unavailable: the database cannot be reached.
 
         """
-        return await write_each(self._database, job_ids, partial(self._lapse_if_expired, grace=self._grace))
+        results: list[bool | AijobsError] = []
+        for start in range(0, len(job_ids), CHUNK):
+            work = partial(self._lapse_if_expired, grace=self._grace)
+            results += await write_each(self._database, job_ids[start : start + CHUNK], work)
+        return results
 
     async def lapse_every_lease(self) -> int:
         """Lapse all leases and forget all executors, for an engine that has yet to start its only one.

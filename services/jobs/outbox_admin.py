@@ -119,10 +119,13 @@ class OutboxAdmin:
 
     async def _each(self, event_ids: Sequence[str], judge: Judge, *, dry_run: bool = False) -> list[EventResult]:
         work = partial(self._settle, judge=judge, dry_run=dry_run)
-        if dry_run:
-            found = await self._database.read(lambda tx: work(tx, event_ids))
-        else:
-            found = await write_each(self._database, event_ids, work)
+        found: list[EventResult | AijobsError] = []
+        for start in range(0, len(event_ids), CHUNK):
+            ids = event_ids[start : start + CHUNK]
+            if dry_run:
+                found += await self._database.read(partial(work, event_ids=ids))
+            else:
+                found += await write_each(self._database, ids, work)
         return [
             EventResult(event_id=event_id, job_id="", result=result) if isinstance(result, AijobsError) else result
             for event_id, result in zip(event_ids, found, strict=True)

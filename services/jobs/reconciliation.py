@@ -110,7 +110,7 @@ class Reconciliation:
             Unavailable: the database cannot be reached.
 
         """
-        return await write_each(self._database, lost, partial(self._dispatch_again, expected=False))
+        return await self._each_again(lost, expected=False)
 
     async def dispatch_all_again(self) -> int:
         """Dispatch every waiting job again, for an engine whose broker has just begun empty; returns how many.
@@ -167,12 +167,14 @@ class Reconciliation:
         return lost
 
     async def _dispatch_all(self, lost: Sequence[JobRow], *, expected: bool) -> int:
-        total = 0
+        return sum(result is True for result in await self._each_again(lost, expected=expected))
+
+    async def _each_again(self, lost: Sequence[JobRow], *, expected: bool) -> list[bool | AijobsError]:
+        results: list[bool | AijobsError] = []
         for start in range(0, len(lost), CHUNK):
             work = partial(self._dispatch_again, expected=expected)
-            results = await write_each(self._database, lost[start : start + CHUNK], work)
-            total += sum(result is True for result in results)
-        return total
+            results += await write_each(self._database, lost[start : start + CHUNK], work)
+        return results
 
     async def _dispatch_again(
         self, tx: Transaction, lost: Sequence[JobRow], *, expected: bool

@@ -247,6 +247,8 @@ def test_ends_are_not_asked_for_longer_than_events_are_kept() -> None:
 async def test_everything_is_read_page_by_page(jobs: Jobs, monkeypatch) -> None:
     monkeypatch.setattr("services.jobs.consistency.CHUNK", 2)
     monkeypatch.setattr("services.jobs.inspection.CHUNK", 2)
+    for smaller in ("reconciliation", "lapsing", "outbox_admin"):
+        monkeypatch.setattr(f"services.jobs.{smaller}.CHUNK", 1)
     await served(jobs)
     leases = [await jobs.running() for _ in range(9)]
     for lease in leases[:3]:
