@@ -71,6 +71,12 @@ async def background(stop: asyncio.Event, *loops: Loop) -> AsyncIterator[None]:
             _log.error("a background loop returned", loop=loop.name)
         except CannotRun as error:
             reason = error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: it came from within, and the loop is no more.
+            _log.exception("a background loop was cancelled from within", loop=loop.name)
         except Exception:  # noqa: BLE001 - whatever it is, the process must end and say so
             _log.exception("a background loop broke", loop=loop.name)
         broken.append(reason)

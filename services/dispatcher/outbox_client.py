@@ -12,6 +12,7 @@ from aijobs.v1 import outbox_service_pb2, outbox_service_pb2_grpc
 from services.dispatcher.messages import SENDABLE, ClaimedEvent
 from services.dispatcher.relay import Claim, Published, PublishFailed, Released, Settlement
 
+Stub = outbox_service_pb2_grpc.OutboxServiceAsyncStub
 #: On top of the wait: what the claim itself may take.
 CALL_TIMEOUT = timedelta(seconds=10)
 
@@ -21,19 +22,15 @@ class OutboxClient:
 
     Args:
         replica: leads to the replica whose commits are to wake our claims; closed with the client.
-        any_replica: leads to all of them; what was claimed from one that is gone is settled with another.
+        any_replica: leads to all of them: what one that is gone has given is settled with another, and asked for there.
         dispatcher_id: this process.
 
     """
 
     def __init__(self, replica: grpc.aio.Channel, any_replica: grpc.aio.Channel, dispatcher_id: str) -> None:
-        self._claims: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(
-            replica
-        )
-        self._settles: outbox_service_pb2_grpc.OutboxServiceAsyncStub = outbox_service_pb2_grpc.OutboxServiceStub(
-            any_replica
-        )
-        self._replica = replica
+        self._channel = replica
+        self._replica: Stub = outbox_service_pb2_grpc.OutboxServiceStub(replica)
+        self._any_replica: Stub = outbox_service_pb2_grpc.OutboxServiceStub(any_replica)
         self._dispatcher_id = dispatcher_id
 
     async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
@@ -48,11 +45,14 @@ class OutboxClient:
             wait=span,
             ready_messages=ready,
         )
-        try:
-            response = await self._claims.ClaimEvents(request, timeout=(wait + CALL_TIMEOUT).total_seconds())
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        return Claim(events=[_event(event) for event in response.events], lease=response.lease.ToTimedelta())
+        return await _claimed(self._replica, request, wait + CALL_TIMEOUT)
+
+    async def held(self, claim_token: str) -> Claim:
+        """Ask what a claim holds."""
+        request = outbox_service_pb2.ClaimEventsRequest(
+            dispatcher_id=self._dispatcher_id, claim_token=claim_token, event_types=list(SENDABLE)
+        )
+        return await _claimed(self._any_replica, request, CALL_TIMEOUT)
 
     async def settle(self, claim_token: str, settlements: Sequence[Settlement]) -> Sequence[str]:
         """Settle events."""
@@ -60,7 +60,7 @@ class OutboxClient:
             claim_token=claim_token, items=[_settlement(settlement) for settlement in settlements]
         )
         try:
-            response = await self._settles.SettleEvents(request, timeout=CALL_TIMEOUT.total_seconds())
+            response = await self._any_replica.SettleEvents(request, timeout=CALL_TIMEOUT.total_seconds())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return [
@@ -71,7 +71,15 @@ class OutboxClient:
 
     async def close(self) -> None:
         """Close the channel to the replica."""
-        await self._replica.close()
+        await self._channel.close()
+
+
+async def _claimed(stub: Stub, request: outbox_service_pb2.ClaimEventsRequest, within: timedelta) -> Claim:
+    try:
+        response = await stub.ClaimEvents(request, timeout=within.total_seconds())
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    return Claim(events=[_event(event) for event in response.events], lease=response.lease.ToTimedelta())
 
 
 def _event(message: outbox_service_pb2.OutboxEvent) -> ClaimedEvent:

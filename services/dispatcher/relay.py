@@ -6,7 +6,8 @@
 
 Every claim says how many messages wait in the broker, since the jobs service gives no queue more than it has room for;
 and it is a sign of life. While a batch takes long to publish, empty claims give that sign: a dispatcher that is silent
-for some seconds loses what it has claimed.
+for some seconds loses what it has claimed. A claim whose answer was lost is asked for at any replica, since its own may
+be gone.
 
 Claiming waits until the broker is reachable, so an outage uses up nobody's attempts and no claims. An event whose
 confirm did not come is given back and published again with the same message id; the lock makes the double harmless.
@@ -25,6 +26,7 @@ import structlog
 from aijobs.backoff import Backoff
 from aijobs.broker.port import BrokerUnavailable, MessageRefused, Publisher
 from aijobs.errors import AijobsError, PermissionDenied, Unauthenticated
+from aijobs.logs import place_of
 from services.dispatcher.messages import ClaimedEvent, UnusableEvent, to_message
 
 #: How long a claim waits for events; the depths that it reported grow old meanwhile.
@@ -76,13 +78,22 @@ class OutboxPort(Protocol):
     """The jobs service as the relay sees it."""
 
     async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
-        """Claim up to `limit` events, waiting for the first one. A limit of 0 only says that we are alive.
+        """Claim up to `limit` events, waiting for the first one.
 
         Args:
-            claim_token: the same one gets the same events.
+            claim_token: fresh.
             limit: events at most.
             wait: how long to wait for the first one.
             ready: messages that wait in the broker, by queue.
+
+        Raises:
+            AijobsError: the service is unreachable or refuses us.
+
+        """
+        ...
+
+    async def held(self, claim_token: str) -> Claim:
+        """Return the events that an earlier claim holds, from any replica, and say that we are alive.
 
         Raises:
             AijobsError: the service is unreachable or refuses us.
@@ -122,21 +133,25 @@ class Relay:
         self._backoff = Backoff()
         #: Token of a claim that was asked for and not answered yet.
         self._open_claim: str | None = None
+        self._retired = False
         #: Set while the broker is connected and the jobs service answers.
         self.working = asyncio.Event()
         #: Called when that changes.
         self._changed = changed
 
     async def run(self) -> None:
-        """Relay until cancelled; then the batch in hand is finished and an open claim given back."""
+        """Relay until retired or cancelled; then the batch in hand is finished and an open claim given back."""
         try:
-            while True:
+            while not self._retired:
                 await self._relay_once()
-        except asyncio.CancelledError:
-            await self._give_back()
-            raise
         finally:
+            self._works_no_more()
+            await self._give_back()
             await self._outbox.close()
+
+    def retire(self) -> None:
+        """Come to an end after what is being done now: the replica is gone, but the process lives on."""
+        self._retired = True
 
     async def _relay_once(self) -> None:
         try:
@@ -156,9 +171,13 @@ class Relay:
                 self._works()
 
     async def _claim(self, ready: Mapping[str, int]) -> tuple[str, Claim]:
-        """Claim with a fresh token, or with that of a claim whose answer is still owed."""
-        claim_token = self._open_claim or uuid4().hex
-        self._open_claim = claim_token
+        """Claim with a fresh token, unless a claim whose answer is still owed holds something."""
+        if (owed := self._open_claim) is not None:
+            claim = await self._outbox.held(owed)
+            self._open_claim = None
+            if claim.events:
+                return owed, claim
+        claim_token = self._open_claim = uuid4().hex
         # The first claim after trouble does not wait, so that readiness does not wait for an event.
         wait = POLL_WAIT if self.working.is_set() else timedelta(0)
         claim = await self._outbox.claim(claim_token, self._claim_size, wait, ready)
@@ -208,14 +227,15 @@ class Relay:
         while True:
             await asyncio.sleep(SIGN_INTERVAL.total_seconds())
             try:
-                await self._outbox.claim(uuid4().hex, 0, timedelta(0), {})
+                await self._outbox.held(uuid4().hex)
             except AijobsError as error:
                 log.debug("no sign of life given", error=error.message)
 
     async def _publish(self, event: ClaimedEvent) -> Settlement:
         try:
             await self._publisher.publish(to_message(event), PUBLISH_TIMEOUT)
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
+            log.debug("event not published", event_id=event.event_id, error=str(error))
             return Settlement(event_id=event.event_id, result=Released())
         except UnusableEvent as error:
             log.error("event cannot be sent", event_id=event.event_id, error=str(error))
@@ -223,6 +243,9 @@ class Relay:
         except MessageRefused as error:
             log.error("event refused by the broker", event_id=event.event_id, error=str(error))
             return Settlement(event_id=event.event_id, result=PublishFailed(reason="DISPATCH_REFUSED"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not take the batch along
+            log.error("event not published", event_id=event.event_id, error=place_of(error))
+            return Settlement(event_id=event.event_id, result=PublishFailed(reason="DISPATCH_INTERNAL"))
         return Settlement(event_id=event.event_id, result=Published())
 
     async def _settle(self, claim_token: str, settlements: Sequence[Settlement], within: timedelta) -> None:
@@ -251,7 +274,7 @@ class Relay:
             return
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT.total_seconds()):
-                claim = await self._outbox.claim(self._open_claim, self._claim_size, timedelta(0), {})
+                claim = await self._outbox.held(self._open_claim)
                 if claim.events:
                     released = [Settlement(event_id=event.event_id, result=Released()) for event in claim.events]
                     await self._outbox.settle(self._open_claim, released)
@@ -265,9 +288,12 @@ class Relay:
             self._changed()
             log.info("relaying events")
 
-    async def _wait(self, why: str) -> None:
+    def _works_no_more(self) -> None:
         if self.working.is_set():
             self.working.clear()
             self._changed()
+
+    async def _wait(self, why: str) -> None:
+        self._works_no_more()
         log.warning("not relaying", why=why)
         await self._backoff.wait()

@@ -81,9 +81,10 @@ class Replicas:
                 self._follow(await self._lookup(self._address))
                 await self._watch()
         finally:
-            for task in self._tasks.values():
+            tasks = {*self._tasks.values(), *self._ending}
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), *self._ending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, found: frozenset[str]) -> None:
         """Start relays of new replicas, and end those of replicas that are gone. To find none at all says nothing."""
@@ -93,11 +94,8 @@ class Replicas:
             self._tasks[address] = asyncio.create_task(self._relays[address].run())
         for address in self._tasks.keys() - found if found else ():
             log.info("replica is gone", address=address)
-            del self._relays[address]
-            task = self._tasks.pop(address)
-            task.cancel()
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._relays.pop(address).retire()
+            self._ending.add(self._tasks.pop(address))
         self._look()
 
     async def _watch(self) -> None:
@@ -105,11 +103,13 @@ class Replicas:
         if not self._tasks:
             await asyncio.sleep(min(self._interval, FIRST_LOOKUP_INTERVAL).total_seconds())
             return
+        present = {*self._tasks.values(), *self._ending}
         ended, _ = await asyncio.wait(
-            self._tasks.values(), timeout=self._interval.total_seconds(), return_when=asyncio.FIRST_COMPLETED
+            present, timeout=self._interval.total_seconds(), return_when=asyncio.FIRST_COMPLETED
         )
         for task in ended:
             task.result()
+            self._ending.discard(task)
 
     def _look(self) -> None:
         if any(relay.working.is_set() for relay in self._relays.values()):

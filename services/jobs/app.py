@@ -131,8 +131,9 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         claim_time=settings.claim_time,
         queue_depth=settings.queue_depth,
     )
+    event_queries = EventQueries(database)
     claim_release = ClaimRelease(
-        database, wakeups, outbox, grace=settings.dispatcher_grace, interval=settings.claim_release_interval
+        database, wakeups, event_queries, grace=settings.dispatcher_grace, interval=settings.claim_release_interval
     )
     lapsing = JobLapsing(
         database,
@@ -144,7 +145,6 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
     reconciliation = Reconciliation(
         database, wakeups, patience=settings.sweep_patience, interval=settings.sweep_interval
     )
-    event_queries = EventQueries(database, outbox)
     outbox_admin = OutboxAdmin(database, wakeups)
     sessions = ExecutorSessions(database, wakeups, lapsing, grace=settings.session_grace)
     unknown = sorted(set(settings.job_type_limits) - set(registry))

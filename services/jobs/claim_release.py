@@ -14,9 +14,8 @@ from functools import partial
 import structlog
 
 from aijobs import metrics
-from aijobs.definition import Queue
 from aijobs.errors import Unavailable
-from services.jobs.outbox import Outbox
+from services.jobs.event_queries import EventQueries
 from services.jobs.store import dispatchers, outbox, outbox_admin, ranks, scheduled_events
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import EventStatus
@@ -29,9 +28,7 @@ CHUNK = 100
 #: Dispatchers that were not seen for so long are forgotten, and virtual times that lie so far back.
 FORGET_DISPATCHER_AFTER = timedelta(days=1)
 FORGET_VIRTUAL_TIME_AFTER = timedelta(hours=1)
-FORGET_CHUNK = 500
-#: Dispatchers of an older version say within this time again what they can send.
-SENDABLE_WITHIN = timedelta(minutes=1)
+FORGET_CHUNK = 100
 #: Dead events are counted no further.
 MOST_DEAD = 10_000
 RELEASED = metrics.counter("claims_released", "Events given back because their claim ended", "reason")
@@ -46,7 +43,7 @@ class ClaimRelease:
     Args:
         database: where the events are.
         wakeups: who is told that there are events again.
-        served: knows what the dispatchers can send.
+        event_queries: knows what no dispatcher can send.
         grace: how long a dispatcher may give no sign of life.
         interval: between two looks for claims whose time is over.
 
@@ -55,11 +52,17 @@ class ClaimRelease:
     name = "claim release"
 
     def __init__(
-        self, database: Database, wakeups: Wakeups, served: Outbox, *, grace: timedelta, interval: timedelta
+        self,
+        database: Database,
+        wakeups: Wakeups,
+        event_queries: EventQueries,
+        *,
+        grace: timedelta,
+        interval: timedelta,
     ) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._served = served
+        self._event_queries = event_queries
         self._grace = grace
         self._interval = interval
         #: Since when, by the loop's clock, signs of life have been looked at without a gap.
@@ -106,7 +109,7 @@ class ClaimRelease:
             self._looking_since = now
         released = 0
         if now - self._looking_since >= self._grace.total_seconds():
-            released = await self._release("orphaned", self._release_unseen)
+            released = await self._release("orphaned", partial(self._release_unseen, began=now))
         else:
             await self._database.read(scheduled_events.until_due)
         # Only a look that the database answered counts: else dispatchers could not give signs of life either.
@@ -130,16 +133,13 @@ class ClaimRelease:
             Unavailable: the database cannot be reached.
 
         """
-        sendable = self._served.sendable(SENDABLE_WITHIN)
-        if not sendable:
-            return
-        parked = await self._database.read(lambda tx: outbox.parked(tx, sorted(sendable), ("", *Queue)))
+        parked = await self._event_queries.parked()
         for event_type in self._parked.keys() | parked.keys():
             count = parked.get(event_type, 0)
             PARKED.labels(event_type).set(count)
             if count > self._parked.get(event_type, 0):
                 log.warning("events of a type that no dispatcher can send", event_type=event_type, events=count)
-        self._parked = parked
+        self._parked = dict(parked)
 
     async def forget(self) -> None:
         """Delete dispatchers that are long gone, and virtual times that say nothing any more.
@@ -155,8 +155,12 @@ class ClaimRelease:
 
         await self._database.write(work)
 
-    async def _release_unseen(self, tx: Transaction) -> int:
+    async def _release_unseen(self, tx: Transaction, *, began: float) -> int:
         gone = await dispatchers.lock_unseen(tx, self._grace)
+        if asyncio.get_running_loop().time() - began > self._grace.total_seconds():
+            # The database let this very look wait, and their signs of life with it.
+            self._looking_since = None
+            return 0
         return await outbox.release_held(tx, gone, limit=CHUNK) if gone else 0
 
     async def _release(self, reason: str, chunk: Callable[[Transaction], Awaitable[int]]) -> int:

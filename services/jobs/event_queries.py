@@ -2,22 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 from aijobs.definition import Queue
 from aijobs.errors import InvalidInput
-from services.jobs.claim_release import SENDABLE_WITHIN
-from services.jobs.outbox import Outbox
 from services.jobs.queries import DEFAULT_PAGE, LARGEST_PAGE
+from services.jobs.store import dispatchers
 from services.jobs.store import outbox as outbox_store
 from services.jobs.store import outbox_admin as store
-from services.jobs.store.database import Database
+from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import EventStatus
 from services.jobs.store.outbox_admin import EventDetail, EventFilter
 
 #: Nothing is counted further.
 MOST_COUNTED = 10_000
 LONGEST_TOKEN = 18
+#: Dispatchers say with every claim what they can send, so within this time again.
+SENDABLE_WITHIN = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +49,11 @@ class EventQueries:
 
     Args:
         database: where they are.
-        served: knows what the dispatchers can send.
 
     """
 
-    def __init__(self, database: Database, served: Outbox) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._served = served
 
     async def page(
         self, wanted: EventFilter, *, statuses: Sequence[EventStatus] = (), size: int = 0, token: str = ""
@@ -100,7 +100,9 @@ class EventQueries:
             Unavailable: the database cannot be reached.
 
         """
-        sendable = self._served.sendable(SENDABLE_WITHIN)
-        if not sendable:
-            return {}
-        return await self._database.read(lambda tx: outbox_store.parked(tx, sorted(sendable), ("", *Queue)))
+
+        async def work(tx: Transaction) -> Mapping[str, int]:
+            sendable = await dispatchers.sendable(tx, SENDABLE_WITHIN)
+            return await outbox_store.parked(tx, sorted(sendable), ("", *Queue)) if sendable else {}
+
+        return await self._database.read(work)

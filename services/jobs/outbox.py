@@ -35,6 +35,8 @@ POLL_INTERVAL = timedelta(seconds=1)
 SIGN_INTERVAL = timedelta(milliseconds=500)
 #: How long a claim still waits once events are withheld for want of credit: the dispatcher has to look again.
 WITHHELD_WAIT = timedelta(milliseconds=100)
+#: How long a claim pauses that found every event in the hands of another one.
+CONTENDED_WAIT = timedelta(milliseconds=10)
 #: A failure that is the event's own fault makes it wait, and the third one makes it dead (OB-3).
 MOST_ATTEMPTS = 3
 FIRST_BACKOFF = timedelta(seconds=1)
@@ -81,7 +83,7 @@ class Claim:
         dispatcher_id: the dispatcher process.
         event_types: what it can send.
         ready: how many messages are ready in the broker, by queue; queues that it does not know are missing.
-        limit: events at most; 0: none, the call only says that the dispatcher lives.
+        limit: events at most; 0: no others than the token holds already, and the call does not wait.
         wait: how long to wait for the first one.
 
     """
@@ -96,10 +98,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one look found: claimed events, and lanes that have more of them than they have credit."""
+    """What one look found.
+
+    Attributes:
+        events: claimed ones.
+        withheld: lanes that have events, but no credit.
+        contended: there were events, but another claim was at all of them just then.
+
+    """
 
     events: Sequence[EventRow] = ()
     withheld: frozenset[Lane] = frozenset()
+    contended: bool = False
 
 
 class Outbox:
@@ -117,8 +127,6 @@ class Outbox:
         self._database = database
         self._wakeups = wakeups
         self._queue_depth = queue_depth
-        #: What dispatchers have said that they can send, and when by the loop's clock.
-        self._sendable: dict[str, float] = {}
         self.claim_time = claim_time
 
     async def claim(self, claim: Claim) -> Sequence[EventRow]:
@@ -131,10 +139,11 @@ class Outbox:
         loop = asyncio.get_running_loop()
         asked_at = signed_at = loop.time()
         until = asked_at + claim.wait.total_seconds()
-        self._sendable |= dict.fromkeys(claim.event_types, asked_at)
+        if not claim.limit:
+            return await self._database.write(lambda tx: self._held(tx, claim))
         await self._database.write(lambda tx: _sign(tx, claim))
         withheld: frozenset[Lane] = frozenset()
-        while claim.limit:
+        while True:
             seen = self._wakeups.events.count
             sign = loop.time() - signed_at >= SIGN_INTERVAL.total_seconds()
             look = partial(
@@ -152,20 +161,17 @@ class Outbox:
             left = until - loop.time()
             if found.events or left <= 0:
                 return found.events
+            if found.contended:
+                await asyncio.sleep(CONTENDED_WAIT.total_seconds())
+                continue
             jittered = POLL_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - spreads replicas, guards nothing
             await self._wakeups.events.beyond(seen, min(jittered, timedelta(seconds=left)))
-        return ()
-
-    def sendable(self, within: timedelta) -> frozenset[str]:
-        """Return the event types that some dispatcher of this replica could send lately."""
-        since = asyncio.get_running_loop().time() - within.total_seconds()
-        return frozenset(event_type for event_type, said_at in self._sendable.items() if said_at >= since)
 
     async def _look(
         self, tx: Transaction, *, claim: Claim, lanes: frozenset[Lane], age: timedelta, sign: bool
     ) -> _Found:
         if sign:
-            await dispatchers.sign(tx, claim.dispatcher_id)
+            await dispatchers.sign(tx, claim.dispatcher_id, claim.event_types)
         # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's lease is
         # true.
         held = await outbox.renew(tx, claim.token, self.claim_time)
@@ -175,6 +181,10 @@ class Outbox:
         if not waiting:
             return _Found()
         credit = await self._credit(tx, {lane.queue for lane in waiting if lane.queue}, claim.ready, age)
+        # The call may be a late copy of one that got its events while this one waited for the queue.
+        held = await outbox.renew(tx, claim.token, self.claim_time) if credit else []
+        if held:
+            return _Found(held)
         credit[""] = claim.limit
         withheld = frozenset(lane for lane in waiting if credit.get(lane.queue) == 0)
         open_lanes = {lane: min(credit[lane.queue], claim.limit) for lane in waiting if credit.get(lane.queue)}
@@ -186,7 +196,11 @@ class Outbox:
         events = await outbox.claim(
             tx, ids, claim_token=claim.token, dispatcher_id=claim.dispatcher_id, span=self.claim_time
         )
-        return _Found(events, withheld)
+        return _Found(events, withheld, contended=not events)
+
+    async def _held(self, tx: Transaction, claim: Claim) -> Sequence[EventRow]:
+        await _sign(tx, claim)
+        return await outbox.renew(tx, claim.token, self.claim_time)
 
     async def _credit(
         self, tx: Transaction, names: set[str], ready: Mapping[str, int], age: timedelta
@@ -277,7 +291,7 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
 
 async def _sign(tx: Transaction, claim: Claim) -> None:
     """Store that the dispatcher lives, and how deep it finds the broker's queues."""
-    await dispatchers.sign(tx, claim.dispatcher_id)
+    await dispatchers.sign(tx, claim.dispatcher_id, claim.event_types)
     await queues.report(tx, claim.ready)
 
 

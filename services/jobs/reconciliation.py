@@ -242,7 +242,7 @@ def _is_lost(dispatch: Dispatch | None, sent_before: datetime | None) -> bool:
     if dispatch.status == EventStatus.DEAD:
         return False
     if sent_before is None:
-        return dispatch.status != EventStatus.PENDING
+        return dispatch.status not in (EventStatus.SCHEDULED, EventStatus.PENDING)
     if dispatch.status in ON_ITS_WAY:
         return False
     return dispatch.settled_at is None or dispatch.settled_at <= sent_before

@@ -137,14 +137,14 @@ class Jobs:
         self.watching = JobWatching(self.queries, self.wakeups)
         self.ledger = UsageLedger(self.database)
         self.outbox = Outbox(self.database, self.wakeups, claim_time=self.claim_time, queue_depth=self.queue_depth)
+        self.event_queries = EventQueries(self.database)
         self.claim_release = ClaimRelease(
             self.database,
             self.wakeups,
-            self.outbox,
+            self.event_queries,
             grace=self.dispatcher_grace,
             interval=timedelta(milliseconds=20),
         )
-        self.event_queries = EventQueries(self.database, self.outbox)
         self.outbox_admin = OutboxAdmin(self.database, self.wakeups)
         self.consistency = Consistency(
             self.database, self.reconciliation, self.lapsing, self.outbox_admin, self.event_queries

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from aijobs.errors import ClaimLost, Unavailable
 from services.jobs.claim_release import PARKED
 from services.jobs.outbox import Published, SettleRequest
+from services.jobs.store import dispatchers as dispatcher_store
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import dispatchers, outbox_events
 from tests.conformance.conftest import Jobs
@@ -176,3 +177,19 @@ async def test_dispatchers_that_are_long_gone_are_forgotten(jobs: Jobs) -> None:
     await silence(jobs, "old", seconds=2 * 86400)
     await jobs.claim_release.forget()
     assert [row["dispatcher_id"] for row in await jobs.rows(dispatchers)] == ["new"]
+
+
+async def test_a_look_that_the_database_let_wait_for_a_grace_judges_nobody(quick: Jobs, monkeypatch) -> None:
+    """What let it wait let the dispatchers' signs of life wait as well."""
+    await quick.create()
+    await quick.claim(dispatcher_id="healthy")
+    has_looked_long(quick)
+    await silence(quick, "healthy")
+    look = dispatcher_store.lock_unseen
+
+    async def slow(tx: Transaction, unseen: timedelta) -> object:
+        await asyncio.sleep(SOON.total_seconds() * 1.2)
+        return await look(tx, unseen)
+
+    monkeypatch.setattr("services.jobs.claim_release.dispatchers.lock_unseen", slow)
+    assert await quick.claim_release.release_orphaned() == 0

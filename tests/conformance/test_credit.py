@@ -112,8 +112,6 @@ async def test_a_queue_is_filled_again_as_it_empties(jobs: Jobs) -> None:
 
 
 async def test_depths_are_kept_for_the_sweep_but_not_more_than_once_a_second(jobs: Jobs) -> None:
-    await shallow(jobs, 1)
-    await jobs.claim()
     await jobs.claim(limit=0, ready={QUEUE: 4})
     await jobs.claim(limit=0, ready={QUEUE: 5})
     row = (await jobs.database.read(queues.every))[QUEUE]
@@ -122,8 +120,6 @@ async def test_depths_are_kept_for_the_sweep_but_not_more_than_once_a_second(job
 
 async def test_two_reports_a_second_apart_are_both_kept(jobs: Jobs, monkeypatch) -> None:
     monkeypatch.setattr("services.jobs.store.queues.REPORT_INTERVAL", timedelta(0))
-    await shallow(jobs, 1)
-    await jobs.claim()
     for ready in (4, 5, 6):
         await jobs.claim(limit=0, ready={QUEUE: ready})
     row = (await jobs.database.read(queues.every))[QUEUE]
@@ -138,3 +134,15 @@ async def test_a_dispatcher_that_sends_only_dispatches_finds_every_queue_full(jo
     claim = engine.claim(ready={QUEUE: 10, "ai-background": 10}, event_types=["ai.job.enqueue"], wait=LONG)
     async with asyncio.timeout(10):
         assert await claim == []
+
+
+async def test_what_was_published_before_the_clock_was_set_back_does_not_stop_the_flow(jobs: Jobs) -> None:
+    engine = await shallow(jobs, 30)
+    token = uuid4().hex
+    await publish(engine, token, await engine.claim(token, limit=10))
+    later = (await engine.database.read(queues.every))[QUEUE].read_at
+    assert later is not None
+    settled = outbox_events.update().where(outbox_events.c.status == "published")
+    moved = settled.values(settled_at=later + timedelta(minutes=10))
+    await engine.database.write(lambda tx: tx.execute(moved))
+    assert len(await engine.claim(limit=100)) == 10

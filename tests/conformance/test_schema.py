@@ -103,6 +103,7 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
     values |= dict.fromkeys(texts, "x") | dict.fromkeys(numbers, 1)
 
     async def insert_old(tx: Transaction) -> None:
+        tomorrow = "created_at + 86400000000" if tx.sqlite else "created_at + INTERVAL 1 DAY"
         # The columns that the old version knew.
         await tx.execute(tables.jobs.insert().values({tables.jobs.c[name]: value for name, value in values.items()}))
         await tx.execute(
@@ -116,8 +117,11 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
                 "INSERT INTO outbox_events (event_id, event_type, aggregate_type, aggregate_id, dedupe_key,"
                 " payload_json, status, attempt_count, available_at, created_at, published_at)"
                 " SELECT 'e', 'ai.job.enqueue', 'AiJob', job_id, 'k', '{}', 'pending', 0, created_at, created_at, NULL"
-                " FROM jobs UNION SELECT 'p', 'ai.job.enqueue', 'AiJob', job_id, 'l', '{}', 'published', 0, created_at,"
-                " created_at, created_at FROM jobs"
+                " FROM jobs UNION SELECT 'd', 'ai.job.enqueue', 'AiJob', job_id, 'm', '{}', 'pending', 0,"
+                f" {tomorrow}, created_at, NULL FROM jobs"
+                " UNION SELECT 'x', 'ai.job.enqueue', 'AiJob', job_id, 'n', '{}', 'dead', 3, created_at, created_at,"
+                " NULL FROM jobs UNION SELECT 'p', 'ai.job.enqueue', 'AiJob', job_id, 'l', '{}', 'published', 0,"
+                " created_at, created_at, created_at FROM jobs"
             )
         )
 
@@ -129,9 +133,13 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
     assert (row["takeover_count"], row["due_at"], row["legacy_status"]) == (0, None, "pending")
     assert row["rank_at"] == row["created_at"]
     stored = await jobs.rows(tables.outbox_events, "event_id")
-    assert [(event["queue"], event["status"], event["settled_at"]) for event in stored] == [
-        ("ai-interactive", "pending", None),
-        ("ai-interactive", "published", row["created_at"]),
+    created = row["created_at"]
+    assert {event["queue"] for event in stored} == {"ai-interactive"}
+    assert [tuple(event[name] for name in ("event_id", "status", "rank_at", "settled_at")) for event in stored] == [
+        ("d", "scheduled", created, None),
+        ("e", "pending", created, None),
+        ("p", "published", created, created),
+        ("x", "dead", created, created),
     ]
     assert [event.event_id for event in await jobs.claim()] == ["e"]
     assert isinstance(await jobs.try_lock(job_id), Locked)

@@ -1,6 +1,7 @@
 """Counting the messages that wait in RabbitMQ."""
 
 import asyncio
+from datetime import timedelta
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
@@ -22,15 +23,15 @@ class DepthReader:
         self._channel: AbstractChannel | None = None
         self._reading = asyncio.Lock()
 
-    async def read(self) -> dict[str, int]:
-        """Count the ready messages of each work queue.
+    async def read(self, within: timedelta) -> dict[str, int]:
+        """Count the ready messages of each work queue; to wait for another reading takes nothing of the time.
 
         Raises:
             aio_pika.exceptions.ChannelNotFoundEntity: there is no such queue.
             Exception: one of FAULTS.
 
         """
-        async with self._reading:
+        async with self._reading, asyncio.timeout(within.total_seconds()):
             # Forgotten until all has gone well: a channel on which something failed is closed, or about to be.
             channel, self._channel = self._channel, None
             if channel is None or channel.is_closed:

@@ -109,8 +109,7 @@ class RabbitMqPublisher:
             raise BrokerUnavailable("not connected")
         await self._require_unblocked(connection)
         try:
-            async with asyncio.timeout(within.total_seconds()):
-                return await reader.read()
+            return await reader.read(within)
         except ChannelNotFoundEntity as error:
             self._declared = False
             raise QueueMissing("a work queue does not exist") from error

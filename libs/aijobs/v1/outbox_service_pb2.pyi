@@ -106,7 +106,9 @@ class ClaimEventsRequest(_message.Message):
     claim_token: _builtins.str
     """A fresh random token, 16 to 64 printable ASCII characters."""
     max_events: _builtins.int
-    """How many at most, up to 100. 0: none; the call only says that the dispatcher lives, and answers at once."""
+    """How many at most, up to 100. 0: no others than the token holds already; the call does not wait. So a lost answer is
+    asked for again, and a dispatcher says that it lives.
+    """
     @_builtins.property
     def event_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Event types that this dispatcher can send. Others are left for newer dispatchers."""

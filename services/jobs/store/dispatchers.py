@@ -1,5 +1,6 @@
 """Statements on `dispatchers`: when each dispatcher process was last seen (OB-3)."""
 
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -12,14 +13,22 @@ from services.jobs.store.tables import dispatchers
 from services.jobs.store.time import now, now_plus
 
 
-async def sign(tx: Transaction, dispatcher_id: str) -> None:
-    """Store that a dispatcher was seen now. Holds its row until the transaction ends."""
-    row = {"dispatcher_id": dispatcher_id, "first_seen_at": now(), "seen_at": now()}
+async def sign(tx: Transaction, dispatcher_id: str, event_types: Sequence[str]) -> None:
+    """Store that a dispatcher was seen now, and what it can send. Holds its row until the transaction ends."""
+    said = {"seen_at": now(), "event_types_json": json.dumps(sorted(event_types))}
+    row = {"dispatcher_id": dispatcher_id, "first_seen_at": now(), **said}
     if tx.sqlite:
-        insert = sqlite_insert(dispatchers).values(row)
-        await tx.execute(insert.on_conflict_do_update(index_elements=["dispatcher_id"], set_={"seen_at": now()}))
+        await tx.execute(
+            sqlite_insert(dispatchers).values(row).on_conflict_do_update(index_elements=["dispatcher_id"], set_=said)
+        )
     else:
-        await tx.execute(mysql_insert(dispatchers).values(row).on_duplicate_key_update(seen_at=now()))
+        await tx.execute(mysql_insert(dispatchers).values(row).on_duplicate_key_update(**said))
+
+
+async def sendable(tx: Transaction, within: timedelta) -> frozenset[str]:
+    """Read which event types some dispatcher could send that was seen within this time."""
+    statement = select(dispatchers.c.event_types_json).where(dispatchers.c.seen_at >= now_plus(-within))
+    return frozenset(event_type for text in (await tx.execute(statement)).scalars() for event_type in json.loads(text))
 
 
 async def lock_unseen(tx: Transaction, unseen: timedelta) -> Sequence[str]:

@@ -181,7 +181,9 @@ async def on_their_way(tx: Transaction, queues: Sequence[str], *, since: timedel
         events.status == EventStatus.PROCESSING, events.queue.in_(queues)
     )
     sent = select(events.queue, events.id).where(
-        events.settled_at > now_plus(-since), events.status == EventStatus.PUBLISHED, events.queue.in_(queues)
+        events.settled_at.between(now_plus(-since), now()),
+        events.status == EventStatus.PUBLISHED,
+        events.queue.in_(queues),
     )
     both = union_all(claimed_now, sent).subquery()
     counts = await tx.execute(select(both.c.queue, func.count()).group_by(both.c.queue))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import case, or_, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -52,19 +52,22 @@ async def lock(tx: Transaction, names: Iterable[str]) -> dict[str, QueueRow]:
 
 
 async def report(tx: Transaction, depths: Mapping[str, int]) -> None:
-    """Store how many messages queues hold that nobody has taken. One without a row has never had an event."""
-    fresh = or_(queues.c.ready_at.is_(None), queues.c.ready_at < now_plus(-REPORT_INTERVAL))
+    """Store how many messages queues hold that nobody has taken; a report that comes too soon after one is dropped."""
     for queue, ready in sorted(depths.items()):
-        statement = update(queues).where(queues.c.queue == queue, fresh)
+        fresh = or_(queues.c.ready_at.is_(None), queues.c.ready_at < now_plus(-REPORT_INTERVAL))
+        first = {"queue": queue, "paused_at": None, "paused_by": "", "reason": "", "ready": ready, "ready_at": now()}
         # MySQL evaluates from left to right: what is written must not be read afterwards.
-        await tx.execute(
-            statement.ordered_values(
-                (queues.c.ready_before, queues.c.ready),
-                (queues.c.ready_before_at, queues.c.ready_at),
-                (queues.c.ready, ready),
-                (queues.c.ready_at, now()),
-            )
-        )
+        later = [
+            ("ready_before", case((fresh, queues.c.ready), else_=queues.c.ready_before)),
+            ("ready_before_at", case((fresh, queues.c.ready_at), else_=queues.c.ready_before_at)),
+            ("ready", case((fresh, ready), else_=queues.c.ready)),
+            ("ready_at", case((fresh, now()), else_=queues.c.ready_at)),
+        ]
+        if tx.sqlite:
+            insert = sqlite_insert(queues).values(first)
+            await tx.execute(insert.on_conflict_do_update(index_elements=["queue"], set_=dict(later)))
+        else:
+            await tx.execute(mysql_insert(queues).values(first).on_duplicate_key_update(later))
 
 
 async def create(tx: Transaction, names: Iterable[str]) -> None:

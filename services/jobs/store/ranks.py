@@ -76,7 +76,8 @@ async def forget(tx: Transaction, *, older: timedelta, limit: int) -> int:
     statement = (
         select(times.user_id, times.queue, times.priority).where(times.virtual_at < now_plus(-older)).limit(limit)
     )
-    found = (await tx.execute(statement)).all()
+    # In the order of the key, as creates write them.
+    found = sorted(tuple(row) for row in await tx.execute(statement))
     for user_id, queue, priority in found:
         line = and_(times.user_id == user_id, times.queue == queue, times.priority == priority)
         # Looked at again: the user may have created a job in between.

@@ -140,6 +140,7 @@ dispatchers = Table(
     "dispatchers",
     metadata,
     Column("dispatcher_id", ascii_text(128), primary_key=True),
+    Column("event_types_json", long_text(), nullable=False),
     Column("first_seen_at", UtcTime, nullable=False),
     Column("seen_at", UtcTime, nullable=False),
     Index(None, "seen_at"),

@@ -44,6 +44,9 @@ class Outbox:
         events = [ClaimedEvent(**{name: getattr(row, name) for name in wanted}) for row in rows]
         return Claim(events=events, lease=timedelta(seconds=60))
 
+    async def held(self, claim_token: str) -> Claim:
+        return await Outbox.claim(self, claim_token, 0, timedelta(0), {})
+
     async def close(self) -> None:
         pass
 
@@ -319,3 +322,80 @@ async def test_the_message_of_an_enqueue_event_is_the_documented_one(
     body = json.loads(publisher.published[0].body)
     assert list(body) == ["jobId", "jobType", "idempotencyKey", "createdAt"]
     assert body["idempotencyKey"] == f"ai.job.enqueue:{created.job.job_id}:1"
+
+
+async def test_a_claim_whose_replica_died_after_its_commit_is_carried_on_through_another(
+    jobs: Jobs, publisher: Publisher
+) -> None:
+    """Else its events wait for the claim's end, and count as claimed meanwhile."""
+
+    class Dying(Outbox):
+        async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
+            answer = await super().claim(claim_token, limit, wait, ready)
+            if answer.events:
+                raise Unreachable("killed before it answered")
+            return answer
+
+    dying = Dying(jobs)
+    await jobs.create()
+    task = asyncio.create_task(Relay(dying, publisher, claim_size=10).run())
+    await until(dying, "published 0")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(publisher.published) == 1
+
+
+async def test_stopping_claims_nothing_new(jobs: Jobs, outbox: Outbox, publisher: Publisher) -> None:
+    """The open claim holds nothing, and events come while it is given back."""
+    waiting = asyncio.Event()
+
+    class Waiting(Outbox):
+        async def claim(self, claim_token: str, limit: int, wait: timedelta, ready: Mapping[str, int]) -> Claim:
+            waiting.set()
+            return await asyncio.Event().wait()  # type: ignore[return-value]  # never answered
+
+    task = asyncio.create_task(Relay(Waiting(jobs), publisher, claim_size=10).run())
+    await waiting.wait()
+    await jobs.create()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["pending"]
+
+
+async def test_an_event_at_which_publishing_itself_breaks_costs_the_others_nothing(
+    jobs: Jobs, outbox: Outbox, publisher: Publisher, relaying
+) -> None:
+    good = Publisher.publish
+
+    async def broken(message: Message, within: timedelta) -> None:
+        if message.correlation_id == bad:
+            raise ZeroDivisionError
+        await good(publisher, message, within)
+
+    publisher.publish = broken  # type: ignore[method-assign]  # as scripted
+    bad = (await jobs.create()).job.job_id
+    for _ in range(3):
+        await jobs.create()
+    await until(outbox, "dead 3", *["published 0"] * 3)
+
+
+async def test_a_relay_that_retires_finishes_what_it_has_in_hand(jobs: Jobs, outbox: Outbox) -> None:
+    class SlowPublisher(Publisher):
+        async def publish(self, message: Message, within: timedelta) -> None:
+            del within
+            self.arrived.set()
+            await release.wait()
+            self.published.append(message)
+
+    publisher, release = SlowPublisher(), asyncio.Event()
+    relay = Relay(outbox, publisher, claim_size=10)
+    task = asyncio.create_task(relay.run())
+    await jobs.create()
+    await publisher.arrived.wait()
+    relay.retire()
+    release.set()
+    async with asyncio.timeout(10):
+        await task
+    assert [row["status"] for row in await jobs.rows(outbox_events)] == ["published"]
+    assert not relay.working.is_set()

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from aijobs.broker.port import TopologyConflict
+from aijobs.service import BrokenLoopError, background
 from services.dispatcher.relay import Relay
 from services.dispatcher.replicas import Replicas, look_up
 
@@ -32,6 +33,9 @@ class StandIn:
                 raise self.breaks
         finally:
             self.ended.set()
+
+    def retire(self) -> None:
+        self.told.set()
 
     def work(self, *, works: bool) -> None:
         if works:
@@ -149,3 +153,22 @@ async def test_only_names_stand_for_many() -> None:
     assert await look_up("jobs.internal:50051") == {"jobs.internal:50051"}
     assert "127.0.0.1:50051" in await look_up("dns:///localhost:50051")
     assert await look_up("dns:///no-such-name.invalid:50051") == frozenset()
+
+
+async def test_a_relay_that_is_cancelled_from_within_ends_the_process_too() -> None:
+    """Not by us: a library did, and nobody would notice a dispatcher without a relay."""
+    cluster = Cluster("10.0.0.1:1")
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        async with background(stop, cluster.replicas()):
+            await stop.wait()
+
+    running_all = asyncio.create_task(run())
+    await cluster.made.wait()
+    relay = cluster.relays["10.0.0.1:1"]
+    relay.breaks = asyncio.CancelledError()
+    relay.told.set()
+    async with asyncio.timeout(10):
+        with pytest.raises(BrokenLoopError):
+            await running_all

@@ -6,7 +6,7 @@ Revises: 0002
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.mysql import VARCHAR
+from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
 from services.jobs.store.migrations.steps import alter_table, create_index, create_table, drop_index
 from services.jobs.store.time import UtcTime
@@ -29,12 +29,17 @@ def ascii_text(length: int) -> sa.types.TypeEngine[str]:
     return sa.String(length).with_variant(VARCHAR(length, charset="ascii", collation="ascii_bin"), *MYSQL)
 
 
+def long_text() -> sa.types.TypeEngine[str]:
+    return sa.Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
+
+
 def upgrade() -> None:
     _jobs()
     _outbox_events()
     create_table(
         "dispatchers",
         sa.Column("dispatcher_id", ascii_text(128), nullable=False),
+        sa.Column("event_types_json", long_text(), nullable=False),
         sa.Column("first_seen_at", UtcTime(), nullable=False),
         sa.Column("seen_at", UtcTime(), nullable=False),
         sa.PrimaryKeyConstraint("dispatcher_id", name=op.f("pk_dispatchers")),
@@ -87,8 +92,13 @@ def _outbox_events() -> None:
         nullable={"available_at": UtcTime()},
     )
     _settle_times()
-    op.execute("UPDATE outbox_events SET rank_at = created_at WHERE rank_at IS NULL AND status <> 'scheduled'")
     op.execute("UPDATE outbox_events SET status = 'scheduled' WHERE status = 'pending' AND available_at > created_at")
+    # Dispatches of jobs that are not due yet get their places when they are, as their jobs do.
+    op.execute(
+        "UPDATE outbox_events SET rank_at = created_at WHERE rank_at IS NULL"
+        " AND (status <> 'scheduled' OR event_type <> 'ai.job.enqueue'"
+        " OR EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = outbox_events.aggregate_id AND jobs.rank_at IS NOT NULL))"
+    )
     op.execute("UPDATE outbox_events SET available_at = NULL WHERE status <> 'scheduled'")
     alter_table(
         "outbox_events",
