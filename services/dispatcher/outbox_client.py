@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, timedelta
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -12,7 +12,8 @@ from aijobs.v1 import outbox_service_pb2, outbox_service_pb2_grpc
 from services.dispatcher.messages import SENDABLE, ClaimedEvent
 from services.dispatcher.relay import Claim, Published, PublishFailed, Released, Settlement
 
-Stub = outbox_service_pb2_grpc.OutboxServiceAsyncStub
+#: As the stubs for type checkers name it; at run time it is made by `OutboxServiceStub`.
+Stub: TypeAlias = "outbox_service_pb2_grpc.OutboxServiceAsyncStub"
 #: On top of the wait: what the claim itself may take.
 CALL_TIMEOUT = timedelta(seconds=10)
 

@@ -159,7 +159,7 @@ class Relay:
             ready = await self._publisher.depths(DEPTHS_TIMEOUT)
             claim_token, claim = await self._claim(ready)
         except BrokerUnavailable as error:
-            await self._wait(f"the broker cannot be used: {error}")
+            await self._wait(str(error))
         except (Unauthenticated, PermissionDenied) as error:
             await self._wait(f"the jobs service refuses us: {error.message}; check AIJOBS_TOKEN")
         except AijobsError as error:

@@ -34,7 +34,8 @@ async def jobs_alone(
         database_url=database_url,
         direct_database_url=direct_database_url,
         broker_url="amqp://nobody",
-        environment=environment,
+        # Who calls it as a dispatcher here gives no other signs of life.
+        environment={"AIJOBS_DISPATCHER_GRACE_SECONDS": "600", **environment},
     )
     try:
         await engine.migrate()

@@ -48,8 +48,8 @@ async def test_an_alarm_of_the_broker_costs_no_event_an_attempt(engine, own_rabb
     for job_id in job_ids:
         await engine.require_run_once(job_id)
     assert await attempts(engine) == {0}
-    assert len(lines_with(engine.dispatcher.log, "the broker takes no messages")) == 1
-    assert len(lines_with(engine.dispatcher.log, "the broker takes messages again")) == 1
+    assert len(lines_with(engine.dispatcher.log, '"event": "the broker takes no messages')) == 1
+    assert len(lines_with(engine.dispatcher.log, '"event": "the broker takes messages again')) == 1
 
 
 async def test_a_work_queue_that_is_deleted_costs_no_event_and_no_message(engine, own_rabbitmq):

@@ -79,7 +79,7 @@ class Connector:
                 log.debug("broker node broke off", error=type(error).__name__)
                 continue
             return connection
-        raise BrokerUnavailable(f"none of {len(self._urls)} broker addresses answers")
+        raise BrokerUnavailable(f"the broker cannot be reached: none of {len(self._urls)} addresses answers")
 
 
 async def declare(connection: AbstractConnection) -> None:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from aijobs.errors import (
     AijobsError,
     DeadlineExceeded,
+    EventNotFound,
     ExecutorNotFound,
     FieldViolation,
     InternalError,
@@ -41,7 +42,7 @@ def every_kind(base: type[AijobsError] = AijobsError) -> list[type[AijobsError]]
 def an_error(kind: type[AijobsError]) -> AijobsError:
     if kind is UnknownJobType:
         return UnknownJobType("nope", known=["alpha", "beta"])
-    if kind in (JobNotFound, JobAlreadyCancelled, ExecutorNotFound, Unreachable):
+    if kind in (JobNotFound, JobAlreadyCancelled, EventNotFound, ExecutorNotFound, Unreachable):
         return kind("some-id")
     if kind in (RequestIdReused, ShuttingDown):
         return kind()
