@@ -75,15 +75,15 @@ async def test_a_repeated_claim_begins_anew(jobs: Jobs) -> None:
     assert await jobs.claim_release.release_expired() == 0
 
 
-async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs) -> None:
-    """OB-6. The fallback poll is out of play: it would come a second later."""
+async def test_a_waiting_claim_is_woken_by_the_commit(jobs: Jobs, monkeypatch) -> None:
+    """OB-6. The fallback poll is out of play."""
+    monkeypatch.setattr("services.jobs.outbox.POLL_INTERVAL", LONG)
     jobs.wakeups.events = signal = ObservedSignal()
     async with asyncio.timeout(10):
         waiting = asyncio.create_task(jobs.claim(wait=LONG))
         await signal.awaited.wait()
-        async with asyncio.timeout(0.7):
-            created = await jobs.create()
-            (event,) = await waiting
+        created = await jobs.create()
+        (event,) = await waiting
     assert event.aggregate_id == created.job.job_id
 
 
@@ -202,11 +202,12 @@ async def test_a_late_copy_of_a_claim_takes_no_event_that_was_settled_under_its_
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-async def test_an_event_whose_transaction_commits_last_is_not_passed_by(jobs: Jobs) -> None:
+async def test_an_event_whose_transaction_commits_last_is_not_passed_by(jobs: Jobs, monkeypatch) -> None:
     """Case B1: it has the lower number and the lower rank, and commits after a later one was published.
 
     On SQLite there is no such case: it has one writer at a time.
     """
+    monkeypatch.setattr("services.jobs.outbox.POLL_INTERVAL", LONG)
     begun, may_commit = asyncio.Event(), asyncio.Event()
 
     class Slow(QueueOrder):
@@ -237,7 +238,7 @@ async def test_an_event_whose_transaction_commits_last_is_not_passed_by(jobs: Jo
     await asyncio.sleep(0)
     may_commit.set()
     slow = await creating
-    async with asyncio.timeout(0.7):
+    async with asyncio.timeout(10):
         assert [event.aggregate_id for event in await waiting] == [slow.job.job_id]
     first, second = await jobs.rows(outbox_events, "id")
     assert (first["aggregate_id"], second["aggregate_id"]) == (slow.job.job_id, quick.job.job_id)
