@@ -120,9 +120,7 @@ def _nobody() -> None:
 
 
 class Relay:
-    """Moves events from the outbox to the broker until cancelled."""
-
-    name = "relay"
+    """Moves events from the outbox to the broker until retired or cancelled."""
 
     def __init__(
         self, outbox: OutboxPort, publisher: Publisher, claim_size: int, *, changed: Callable[[], None] = _nobody

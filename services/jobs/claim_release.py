@@ -16,7 +16,7 @@ import structlog
 from aijobs import metrics
 from aijobs.errors import Unavailable
 from services.jobs.event_queries import EventQueries
-from services.jobs.store import dispatchers, outbox, outbox_admin, ranks, scheduled_events
+from services.jobs.store import dispatchers, outbox, outbox_admin, ranks
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.outbox import EventStatus
 from services.jobs.wakeups import Wakeups
@@ -107,11 +107,8 @@ class ClaimRelease:
         now = asyncio.get_running_loop().time()
         if self._looking_since is None or now - self._looked_at > self._grace.total_seconds():
             self._looking_since = now
-        released = 0
-        if now - self._looking_since >= self._grace.total_seconds():
-            released = await self._release("orphaned", partial(self._release_unseen, began=now))
-        else:
-            await self._database.read(scheduled_events.until_due)
+        judges = now - self._looking_since >= self._grace.total_seconds()
+        released = await self._release("orphaned", partial(self._release_unseen, began=now, judges=judges))
         # Only a look that the database answered counts: else dispatchers could not give signs of life either.
         self._looked_at = asyncio.get_running_loop().time()
         return released
@@ -155,8 +152,10 @@ class ClaimRelease:
 
         await self._database.write(work)
 
-    async def _release_unseen(self, tx: Transaction, *, began: float) -> int:
+    async def _release_unseen(self, tx: Transaction, *, began: float, judges: bool) -> int:
         gone = await dispatchers.lock_unseen(tx, self._grace)
+        if not judges:
+            return 0
         if asyncio.get_running_loop().time() - began > self._grace.total_seconds():
             # The database let this very look wait, and their signs of life with it.
             self._looking_since = None

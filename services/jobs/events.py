@@ -45,12 +45,12 @@ def _enqueue(job: JobRow) -> NewEvent:
 
 def dispatch_key(job_id: str, dispatch_no: int) -> str:
     """Return the dedupe key of a job's enqueue event (ruling 20)."""
-    return f"{EventType.ENQUEUE}:{job_id}:{dispatch_no}"
+    return _key(EventType.ENQUEUE, job_id, dispatch_no)
 
 
 def end_key(job_id: str, state: JobState, dispatch_no: int) -> str:
     """Return the dedupe key of the event that tells of a job's end."""
-    return f"{END_EVENTS[state]}:{job_id}:{dispatch_no}"
+    return _key(END_EVENTS[state], job_id, dispatch_no)
 
 
 def leads_anywhere(dedupe_key: str, job: JobRow | None) -> bool:
@@ -93,6 +93,10 @@ def _event(event_type: EventType, job: JobRow, payload_json: str, event_id: str)
         event_type=event_type,
         aggregate_type=AGGREGATE_TYPE,
         aggregate_id=job.job_id,
-        dedupe_key=f"{event_type}:{job.job_id}:{job.dispatch_no}",
+        dedupe_key=_key(event_type, job.job_id, job.dispatch_no),
         payload_json=payload_json,
     )
+
+
+def _key(event_type: EventType, job_id: str, dispatch_no: int) -> str:
+    return f"{event_type}:{job_id}:{dispatch_no}"

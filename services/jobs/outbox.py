@@ -137,24 +137,26 @@ class Outbox:
 
         """
         loop = asyncio.get_running_loop()
-        asked_at = signed_at = loop.time()
+        asked_at = loop.time()
+        signed_at: float | None = None
         until = asked_at + claim.wait.total_seconds()
         if not claim.limit:
             return await self._database.write(lambda tx: self._held(tx, claim))
-        await self._database.write(lambda tx: _sign(tx, claim))
         withheld: frozenset[Lane] = frozenset()
         while True:
             seen = self._wakeups.events.count
-            sign = loop.time() - signed_at >= SIGN_INTERVAL.total_seconds()
+            signs = signed_at is None or loop.time() - signed_at >= SIGN_INTERVAL.total_seconds()
             look = partial(
                 self._look,
                 claim=claim,
                 lanes=_lanes(claim.event_types) - withheld,
                 age=timedelta(seconds=loop.time() - asked_at),
-                sign=sign,
+                signs=signs,
+                # What was seen in the broker is told once: later it is no news.
+                reports=signed_at is None,
             )
             found = await self._database.write(look)
-            signed_at = loop.time() if sign else signed_at
+            signed_at = loop.time() if signs else signed_at
             if found.withheld and not withheld:
                 until = min(until, loop.time() + WITHHELD_WAIT.total_seconds())
             withheld |= found.withheld
@@ -168,10 +170,12 @@ class Outbox:
             await self._wakeups.events.beyond(seen, min(jittered, timedelta(seconds=left)))
 
     async def _look(
-        self, tx: Transaction, *, claim: Claim, lanes: frozenset[Lane], age: timedelta, sign: bool
+        self, tx: Transaction, *, claim: Claim, lanes: frozenset[Lane], age: timedelta, signs: bool, reports: bool
     ) -> _Found:
-        if sign:
+        if signs:
             await dispatchers.sign(tx, claim.dispatcher_id, claim.event_types)
+        if reports:
+            await queues.report(tx, claim.ready)
         # The answer to this very claim may have been lost. What it holds is claimed anew, so that the answer's lease is
         # true.
         held = await outbox.renew(tx, claim.token, self.claim_time)
@@ -199,7 +203,8 @@ class Outbox:
         return _Found(events, withheld, contended=not events)
 
     async def _held(self, tx: Transaction, claim: Claim) -> Sequence[EventRow]:
-        await _sign(tx, claim)
+        await dispatchers.sign(tx, claim.dispatcher_id, claim.event_types)
+        await queues.report(tx, claim.ready)
         return await outbox.renew(tx, claim.token, self.claim_time)
 
     async def _credit(
@@ -287,12 +292,6 @@ def _settlement(item: SettleRequest, state: ClaimState) -> Settlement:
                 last_error="DISPATCH_UNAVAILABLE",
                 delay=RELEASE_DELAY,
             )
-
-
-async def _sign(tx: Transaction, claim: Claim) -> None:
-    """Store that the dispatcher lives, and how deep it finds the broker's queues."""
-    await dispatchers.sign(tx, claim.dispatcher_id, claim.event_types)
-    await queues.report(tx, claim.ready)
 
 
 def _lanes(event_types: Iterable[str]) -> frozenset[Lane]:
