@@ -146,3 +146,8 @@ async def test_what_was_published_before_the_clock_was_set_back_does_not_stop_th
     moved = settled.values(settled_at=later + timedelta(minutes=10))
     await engine.database.write(lambda tx: tx.execute(moved))
     assert len(await engine.claim(limit=100)) == 10
+
+
+async def test_a_claim_that_asks_for_events_stores_its_depths_too(jobs: Jobs) -> None:
+    await jobs.claim(limit=5, ready={QUEUE: 4})
+    assert (await jobs.database.read(queues.every))[QUEUE].ready == 4

@@ -216,3 +216,29 @@ async def test_an_executor_that_may_not_be_there_proves_nothing(jobs: Jobs, how:
 
             await jobs.database.write(silent)
     assert await jobs.reconciliation.sweep() == 0
+
+
+@pytest.mark.parametrize(
+    ("reports", "dispatched"),
+    [((), 0), ((0,), 0), ((0, 0), 2), ((1, 0), 2), ((0, 1), 2), ((2, 0), 0), ((0, 2), 0)],
+    ids=str,
+)
+async def test_two_reports_of_the_broker_must_show_fewer_messages_than_jobs_wait(
+    jobs: Jobs, reports: tuple[int, ...], dispatched: int
+) -> None:
+    """LC-13: a message that is still in the broker is not lost, however long it takes."""
+    await jobs.create()
+    await jobs.create()
+    await published(jobs)
+    await depth(jobs, *reports)
+    await jobs.sessions.open(hello("idle-executor", free_slots=1, idle=LONG))
+    assert await jobs.reconciliation.sweep() == dispatched
+
+
+async def test_old_reports_of_the_broker_say_nothing(jobs: Jobs) -> None:
+    await jobs.create()
+    await published(jobs)
+    await depth(jobs, 0, 0)
+    await age(jobs)
+    await jobs.sessions.open(hello("idle-executor", free_slots=1, idle=LONG))
+    assert await jobs.reconciliation.sweep() == 0
