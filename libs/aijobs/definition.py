@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from aijobs.harness import RunBudgetLimits
+
 JOB_TYPE_PATTERN = r"^[a-z][a-z0-9_]{1,63}$"
 
 
@@ -34,6 +36,22 @@ QUEUE_DEFAULTS = {
     Queue.INTERACTIVE: QueueDefaults(concurrency=2, attempts=2, backoff=timedelta(seconds=2)),
     Queue.BACKGROUND: QueueDefaults(concurrency=1, attempts=3, backoff=timedelta(seconds=5)),
 }
+
+
+#: However often it has doubled, no wait between two executions is longer.
+LONGEST_BACKOFF = timedelta(minutes=10)
+#: What the whole run is granted for each execution that a dead host cost, besides the execution: the lease that has to
+#: run out first, and a place in the queue.
+SPARE_FOR_A_TAKEOVER = timedelta(minutes=2)
+#: Times that a run is taken over unless the jobs service is told otherwise.
+TAKEOVERS = 3
+
+
+def wait_before_retry(backoff: timedelta, retry: int) -> timedelta:
+    """Return the wait before retry number `retry`, from 1: it doubles each time, up to `LONGEST_BACKOFF`."""
+    # Far beyond the longest wait already; a larger power would only overflow.
+    doubled: int = 2 ** min(retry - 1, 20)
+    return min(backoff * doubled, LONGEST_BACKOFF)
 
 
 class CredentialMode(StrEnum):
@@ -67,14 +85,18 @@ class Execution(_Part):
     """How one execution is bounded and what follows when it fails.
 
     `timeout` is for one execution. `max_retries` does not count the first one; `backoff` doubles with each retry.
-    Unset ones take the queue's defaults.
+    Unset ones take the queue's defaults. `run_timeout` is for all executions of a run and the waits between them, from
+    its first start; unset, it is what they can come to (EX-4). With `isolation` `process`, each execution gets a
+    process of its own, for code that holds the interpreter or may crash (EX-11).
     """
 
     timeout: Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(seconds=600))]
     max_retries: Annotated[int, Field(ge=0, le=20)] | None = None
     backoff: Annotated[timedelta, Field(ge=timedelta(0), le=timedelta(seconds=600))] | None = None
+    run_timeout: Annotated[timedelta, Field(ge=timedelta(seconds=1), le=timedelta(days=7))] | None = None
     cancellable: bool = True
     abort_strategy: Literal["fail", "retry"] = "fail"
+    isolation: Literal["shared", "process"] = "shared"
 
 
 class Schema(_Part):
@@ -97,6 +119,25 @@ class Credentials(_Part):
         return self
 
 
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Budget(_Part):
+    """What one execution may use (HA-5). Reaching a limit fails the job with `BUDGET_EXHAUSTED`."""
+
+    model_calls: Limit = 20
+    tool_calls: Limit = 100
+    tool_calls_per_tool: Limit = 50
+    input_tokens: Limit = 1_000_000
+    output_tokens: Limit = 200_000
+    total_tokens: Limit = 1_200_000
+    run_bytes: Limit = 8 * 1024 * 1024
+
+    def limits(self) -> RunBudgetLimits:
+        """Return the limits as the harness takes them."""
+        return RunBudgetLimits(**self.model_dump())
+
+
 CodeReference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -117,6 +158,7 @@ class JobDefinition(_Part):
     executor: CodeReference
     projector: CodeReference | None = None
     credentials: Credentials = Credentials()
+    budget: Budget = Budget()
 
     @property
     def max_retries(self) -> int:
@@ -129,3 +171,12 @@ class JobDefinition(_Part):
         """Wait before the first retry; it doubles with each further one."""
         own = self.execution.backoff
         return QUEUE_DEFAULTS[self.routing.queue].backoff if own is None else own
+
+    @property
+    def run_timeout(self) -> timedelta:
+        """All executions of a run and the waits between them, those that dead hosts cost included (EX-4)."""
+        if self.execution.run_timeout is not None:
+            return self.execution.run_timeout
+        waits = (wait_before_retry(self.backoff, retry) for retry in range(1, self.max_retries + 1))
+        executions = self.execution.timeout * (self.max_retries + 1)
+        return sum(waits, executions) + (self.execution.timeout + SPARE_FOR_A_TAKEOVER) * TAKEOVERS

@@ -1,6 +1,7 @@
 """What authors of job types write against: an executor, a projector, and what the engine hands them.
 
-    async def execute(context: ExecutionContext[MyInput]) -> MyOutput: ...
+    async def execute(context: ExecutionContext[MyInput]) -> MyOutput: ...       # or, in a thread of its own:
+    def execute(context: BlockingExecutionContext[MyInput]) -> MyOutput: ...
     def project(job: ProjectedJob, output: MyOutput) -> Projection: ...
 
 The executor does the work of one execution and may be run again, even while an earlier one is still dying: its only
@@ -16,6 +17,7 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic import BaseModel, JsonValue
 
 from aijobs.canonical import JsonObject
+from aijobs.harness import Harness, RunContext
 
 InputT_co = TypeVar("InputT_co", bound=BaseModel, covariant=True)
 
@@ -56,8 +58,18 @@ class ModelGateway(Protocol):
 
         Raises:
             ExecutionFailed: `PROVIDER_*`, `VALIDATION_*` with feedback for the next prompt, `CREDENTIAL_*`.
+            BudgetExceeded: the execution may make no such call, or has now used more than it may; it is over.
+            RunOver: the execution is over: cancelled, timed out, or its handler goes on after its end.
 
         """
+        ...
+
+
+class BlockingModelGateway(Protocol):
+    """The same for handlers that are no coroutines: they wait for the answer in their own thread."""
+
+    def generate_json(self, request: ModelRequest) -> JsonObject:
+        """Ask a model; see `ModelGateway`."""
         ...
 
 
@@ -78,9 +90,7 @@ class ProgressReport(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionContext(Generic[InputT_co]):
-    """What one execution works with. Passed explicitly, never ambient."""
-
+class _Context(Generic[InputT_co]):
     job_id: str
     job_type: str
     user_id: str
@@ -88,13 +98,30 @@ class ExecutionContext(Generic[InputT_co]):
     attempt: int
     execution: int
     input: InputT_co
-    models: ModelGateway
     progress: ProgressReport
+    #: What bounds this execution: its deadline, budget and cancellation (HA-8). Tools are called through the harness;
+    #: model calls are counted by `models`.
+    run: RunContext
+    harness: Harness
     earlier_errors: Sequence[EarlierError] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionContext(_Context[InputT_co]):
+    """What one execution works with. Passed explicitly, never ambient."""
+
+    models: ModelGateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockingExecutionContext(_Context[InputT_co]):
+    """What one execution works with whose handler is no coroutine."""
+
+    models: BlockingModelGateway
+
+
 class Executor(Protocol):
-    """Does the work of one execution of a job type."""
+    """Does the work of one execution of a job type, as a coroutine."""
 
     async def __call__(self, context: ExecutionContext[BaseModel]) -> BaseModel | JsonValue:
         """Return the output; the engine validates it against the definition's output model.
@@ -109,6 +136,18 @@ class Executor(Protocol):
         ...
 
 
+class BlockingExecutor(Protocol):
+    """Does the work of one execution of a job type as a plain function, in a thread of its own.
+
+    Cancellation and timeout cannot stop a thread: its run goes on without it, and its next call of a model is refused.
+    A long one looks at `context.run.cancellation.cancelled` now and then, or asks for `isolation="process"`.
+    """
+
+    def __call__(self, context: BlockingExecutionContext[BaseModel]) -> BaseModel | JsonValue:
+        """Return the output, as `Executor` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
     """One thing that a job leaves behind. `artifact_id` is made by `artifact_id()`."""
@@ -120,10 +159,25 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A job that the result calls for. It belongs to the same user, and no quota refuses it (PJ-3).
+
+    Attributes:
+        job_type: an installed one.
+        input: what its definition takes.
+
+    """
+
+    job_type: str
+    input: JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """Everything that is committed together with the success of a job (PJ-2)."""
 
     artifacts: Sequence[Artifact] = field(default=())
+    follow_ups: Sequence[FollowUp] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

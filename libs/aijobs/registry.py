@@ -4,11 +4,9 @@ A team adds a job type by installing a package with an entry point in the group 
 `JobDefinition`; this repository's own job types are found in exactly the same way.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pkgutil import resolve_name
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -118,12 +116,6 @@ def _unloadable(definition: JobDefinition) -> list[str]:
             code = resolve_name(reference)
             if not callable(code):
                 violations.append(f"{definition.job_type}: {field} {reference} cannot be called")
-            elif field == "executor" and not _is_async(code):
-                violations.append(f"{definition.job_type}: executor {reference} is not an async function")
         except Exception as error:  # noqa: BLE001 - as above
             violations.append(f"{definition.job_type}: {field} {reference} cannot be loaded: {error}")
     return violations
-
-
-def _is_async(code: Any) -> bool:
-    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)

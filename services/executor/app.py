@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
 from uuid import uuid4
@@ -13,6 +14,7 @@ import grpc
 
 from aijobs.broker.port import Broker
 from aijobs.definition import JobDefinition
+from aijobs.harness import Harness, RetryPolicies
 from aijobs.registry import Registry
 from aijobs.rpc.channel import open_channel
 from aijobs.rpc.readiness import Readiness
@@ -24,13 +26,15 @@ from services.executor.engine.engine import Engine
 from services.executor.engine.execute import Execute
 from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
-from services.executor.engine.resolve import Handler, Resolve
+from services.executor.engine.resolve import Begun, Handler, Hosts, Resolve
 from services.executor.gateway.gateway import Gateway
 from services.executor.gateway.provider import Provider
 from services.executor.gateway.settings import build_provider
 from services.executor.handlers import HandlerLoop, HandlerWatch
 from services.executor.heartbeats import Heartbeats
-from services.executor.leases import Lease
+from services.executor.hosts.code import JobTypeCode
+from services.executor.hosts.process import ProcessHost
+from services.executor.hosts.shared import SharedHost
 from services.executor.ledger import LedgerWriter, RemoteLedger
 from services.executor.lifecycle_client import LifecycleClient
 from services.executor.session import ExecutorSession, Introduction
@@ -102,13 +106,15 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     ledger = LedgerWriter(client)
     main_loop = asyncio.get_running_loop()
 
-    def make_gateway(lease: Lease, call_numbers: Iterator[int]) -> Gateway:
+    def make_gateway(begun: Begun) -> Gateway:
         return Gateway(
             provider=provider,
             models=settings.models,
-            ledger=RemoteLedger(ledger, lease, main_loop),
+            ledger=RemoteLedger(ledger, begun.leased.lease, main_loop),
+            harness=begun.handler.harness,
+            run=begun.run,
             monotonic=time.monotonic,
-            call_numbers=call_numbers,
+            call_numbers=begun.call_numbers,
         )
 
     handlers = HandlerLoop()
@@ -118,12 +124,17 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         Introduction(executor_id=executor_id, version=version("aijobs-server"), job_types=sorted(registry)),
         heartbeats,
     )
-    types = {definition.job_type: _load(definition) for definition in registry.values()}
+    clock = _steady_clock()
+    types = {definition.job_type: _load(definition, clock) for definition in registry.values()}
     engine = Engine(
         prepare=Prepare(client, session),
-        resolve=Resolve(types, handlers, make_gateway),
-        execute=Execute(handlers),
-        project=Project(handlers),
+        resolve=Resolve(
+            types,
+            Hosts(shared=partial(SharedHost, handlers), process=partial(ProcessHost, handlers)),
+            make_gateway,
+        ),
+        execute=Execute(),
+        project=Project(),
         complete=Complete(client),
         heartbeats=heartbeats,
     )
@@ -153,9 +164,27 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     )
 
 
-def _load(definition: JobDefinition) -> Handler:
+def _load(definition: JobDefinition, clock: Callable[[], datetime]) -> Handler:
     return Handler(
         definition=definition,
-        execute=resolve_name(definition.executor),
-        project=resolve_name(definition.projector) if definition.projector else None,
+        code=JobTypeCode(
+            job_type=definition.job_type,
+            input=definition.input.model,
+            output=definition.output.model,
+            execute=resolve_name(definition.executor),
+            project=resolve_name(definition.projector) if definition.projector else None,
+        ),
+        harness=Harness(
+            clock=clock,
+            make_run_id=lambda: uuid4().hex,
+            longest_run=definition.execution.timeout,
+            limits=definition.budget.limits(),
+            retry_policies=RetryPolicies.strict(),
+        ),
     )
+
+
+def _steady_clock() -> Callable[[], datetime]:
+    """Return a clock that goes on evenly from the time of its making, whoever sets the host's: deadlines stay put."""
+    offset = datetime.now(UTC) - timedelta(seconds=time.monotonic())
+    return lambda: offset + timedelta(seconds=time.monotonic())

@@ -1,7 +1,8 @@
 """What an executor holds while it runs a job, and how a run is told to stop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -31,8 +32,14 @@ class LeasedJob:
     lease: Lease
     job_type: str
     user_id: str
+    #: First job of the chain that the job belongs to; the session of its runs (HA-8).
+    root_job_id: str
+    #: How often executors were lost with the job in hand.
+    takeovers: int
     snapshot_json: str
     earlier_errors: Sequence[EarlierError]
+    #: By this process's monotonic clock: until then the run may take, all its executions and waits together (EX-4).
+    run_until: float
     #: By this process's monotonic clock: without a renewal until then, the run has to stop (LC-6).
     abort_at: float
 
@@ -62,7 +69,19 @@ class StopSwitch:
     def __init__(self) -> None:
         self._stopped = asyncio.Event()
         self._lost = asyncio.Event()
+        self._told: Callable[[StopReason], object] | None = None
         self.reason: StopReason | None = None
+
+    @contextmanager
+    def telling(self, told: Callable[[StopReason], object]) -> Iterator[None]:
+        """Have somebody told, within the block, that the run has to stop; at once if it has to already."""
+        self._told = told
+        if self.reason is not None:
+            told(self.reason)
+        try:
+            yield
+        finally:
+            self._told = None
 
     def stop(self, reason: StopReason) -> None:
         """Stop the run."""
@@ -71,6 +90,8 @@ class StopSwitch:
         self._stopped.set()
         if reason == StopReason.LEASE_LOST:
             self._lost.set()
+        if self._told is not None:
+            self._told(reason)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work that is cancelled when the run has to stop.

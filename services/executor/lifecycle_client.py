@@ -4,6 +4,7 @@ Protobuf messages end here; those of a session end in `session.py`.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -184,8 +185,13 @@ def _leased(locked: lifecycle_service_pb2.LockedJob, sent_at: float) -> LeasedJo
         lease=Lease(job_id=locked.lease.job_id, attempt=locked.lease.attempt, lease_token=locked.lease.lease_token),
         job_type=locked.job.job_type,
         user_id=locked.job.user_id,
+        root_job_id=locked.job.root_job_id,
+        takeovers=locked.job.takeover_count,
         snapshot_json=locked.snapshot_json,
         earlier_errors=[EarlierError(code=error.code, feedback=error.feedback) for error in locked.earlier_errors],
+        run_until=sent_at + locked.run_remaining.ToTimedelta().total_seconds()
+        if locked.HasField("run_remaining")
+        else math.inf,
         abort_at=sent_at + locked.abort_after.ToTimedelta().total_seconds(),
     )
 
@@ -205,11 +211,16 @@ def _outcome(lease: Lease, outcome: Report) -> lifecycle_service_pb2.Outcome:
                 )
                 for artifact in outcome.artifacts
             )
+            message.succeeded.projection.follow_ups.extend(
+                lifecycle_service_pb2.FollowUpJob(job_type=follow_up.job_type, input_json=follow_up.input_json)
+                for follow_up in outcome.follow_ups
+            )
         case Failed():
             message.failed.execution = outcome.execution
             message.failed.code = outcome.code
             message.failed.internal_message = outcome.internal
             message.failed.feedback = outcome.feedback
+            message.failed.retry_after.FromTimedelta(outcome.retry_after)
         case Cancelled():
             message.cancelled.SetInParent()
         case Released():

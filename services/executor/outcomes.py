@@ -9,6 +9,8 @@ from aijobs.failures import ExecutionFailed
 
 LONGEST_INTERNAL = 2000
 LONGEST_FEEDBACK = 4000
+#: No run lasts that long, so a longer wait is as good as this one.
+LONGEST_RETRY_AFTER = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +24,21 @@ class ProjectedArtifact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUpJob:
+    """A job that the result calls for; its input is canonical JSON text."""
+
+    job_type: str
+    input_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
     """There is a validated output and its projection. Reported as succeeded."""
 
     output_json: str
     output_hash: str
-    artifacts: Sequence[ProjectedArtifact]
+    artifacts: Sequence[ProjectedArtifact] = ()
+    follow_ups: Sequence[FollowUpJob] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,7 @@ class Failed:
     code: str
     internal: str
     feedback: str = ""
+    retry_after: timedelta = timedelta(0)
 
     @classmethod
     def of(cls, execution: int, failure: ExecutionFailed) -> Self:
@@ -47,6 +59,7 @@ class Failed:
             code=failure.code,
             internal=_sendable(failure.internal, LONGEST_INTERNAL),
             feedback=_sendable(failure.feedback, LONGEST_FEEDBACK),
+            retry_after=min(failure.retry_after or timedelta(0), LONGEST_RETRY_AFTER),
         )
 
 

@@ -32,6 +32,8 @@ LABEL_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
 MOST_LABELS = 16
 LONGEST_LABEL = 256
 LARGEST_INPUT = 1024 * 1024
+#: Keys of follow-up jobs begin so: `follow-up:<job id>:<n>` (PJ-3).
+FOLLOW_UP_KEY = "follow-up:"
 LATEST_START = timedelta(days=366)
 #: Inputs above this are checked in a thread: a second of validation must not hold up everybody's heartbeats.
 LARGE_INPUT = 16 * 1024
@@ -92,11 +94,13 @@ def _admit(registry: Registry, request: NewJob) -> Admitted:
         raise InvalidInput.fields(violations)
     if request.idempotency_key is not None and not is_identifier(request.idempotency_key):
         raise InvalidIdempotencyKey.field("idempotency_key", rule())
+    if (request.idempotency_key or "").startswith(FOLLOW_UP_KEY):
+        raise InvalidIdempotencyKey.field("idempotency_key", f"keys that begin with {FOLLOW_UP_KEY} are the engine's")
     return Admitted(
         request=request,
         definition=definition,
         snapshot_json=_snapshot(definition.input.model, request.input),
-        fingerprint=_fingerprint(request),
+        fingerprint=fingerprint(request),
     )
 
 
@@ -181,7 +185,7 @@ def _words(kind: str, message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def _fingerprint(request: NewJob) -> str:
+def fingerprint(request: NewJob) -> str:
     """Hash everything that was asked for but the request id: what two requests must share to be the same (CR-2).
 
     The input goes in as it was sent: with the defaults of a definition filled in, a repeat after an upgrade that

@@ -22,6 +22,7 @@ from services.jobs.consistency import Consistency, look_back
 from services.jobs.creation import JobCreation
 from services.jobs.event_queries import EventQueries
 from services.jobs.execution import JobExecution
+from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.lapsing import JobLapsing
 from services.jobs.leasing import JobLeasing
 from services.jobs.migrate import require_current
@@ -186,7 +187,7 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         LifecycleServicer(
             sessions,
             JobLeasing(database, wakeups, lease_time=settings.lease_time, grace=settings.lease_grace),
-            JobExecution(database, wakeups),
+            JobExecution(database, wakeups, FollowUpJobs(registry, wakeups, order)),
             UsageLedger(database),
         ),
     )

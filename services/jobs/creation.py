@@ -65,10 +65,7 @@ class _Create:
 
     @property
     def line(self) -> Line:
-        routing, priority = self.admitted.definition.routing, self.request.priority
-        return Line(
-            self.request.user_id, str(routing.queue), routing.default_priority if priority is None else priority
-        )
+        return line_of_request(self.admitted)
 
     @property
     def idempotency(self) -> tuple[str, str, str] | None:
@@ -160,7 +157,7 @@ class JobCreation:
             answered[item.request_key] = _remembered(item, plan)
             fresh.append(answered[item.request_key])
         ranks = await self._ranks(tx, [item for _, item in new])
-        jobs = [_job(job_id, item, rank) for (job_id, item), rank in zip(new, ranks, strict=True)]
+        jobs = [new_row(job_id, item.admitted, rank) for (job_id, item), rank in zip(new, ranks, strict=True)]
         rows = await transitions.begin(tx, self._wakeups, jobs, actor=f"caller:{batch[0].caller}")
         await book.write(tx)
         await requests.remember(tx, fresh)
@@ -188,30 +185,39 @@ class JobCreation:
         return ranks
 
 
-def _job(job_id: str, item: _Create, rank_at: datetime | None) -> tuple[dict[str, Any], Snapshot]:
-    request, definition = item.request, item.admitted.definition
+def line_of_request(admitted: Admitted) -> Line:
+    """Return the line in which the job of a request will stand."""
+    request, routing = admitted.request, admitted.definition.routing
+    priority = routing.default_priority if request.priority is None else request.priority
+    return Line(request.user_id, str(routing.queue), priority)
+
+
+def new_row(job_id: str, admitted: Admitted, rank_at: datetime | None) -> tuple[dict[str, Any], Snapshot]:
+    """Return the columns of a new job, without those that all new jobs share, and its snapshot."""
+    request, definition, line = admitted.request, admitted.definition, line_of_request(admitted)
     row = {
         "job_id": job_id,
         "job_type": request.job_type,
         "user_id": request.user_id,
         "target_type": request.target_type,
         "target_id": request.target_id,
-        "queue": item.line.queue,
-        "priority": item.line.priority,
+        "queue": line.queue,
+        "priority": line.priority,
         "labels_json": canonical.dump(dict(request.labels)),
         "idempotency_key": request.idempotency_key,
-        "request_fingerprint": item.fingerprint,
+        "request_fingerprint": admitted.fingerprint,
         "definition_version": definition.metadata.version,
         "cancellable": definition.execution.cancellable,
         "max_retries": definition.max_retries,
         "backoff_ms": definition.backoff // timedelta(milliseconds=1),
         "abort_strategy": definition.execution.abort_strategy,
+        "run_timeout_ms": definition.run_timeout // timedelta(milliseconds=1),
         "run_at": request.run_at,
         "due_at": request.run_at,
         "rank_at": rank_at,
         "root_job_id": job_id,
     }
-    return row, Snapshot(schema_version=definition.input.version, content_json=item.admitted.snapshot_json)
+    return row, Snapshot(schema_version=definition.input.version, content_json=admitted.snapshot_json)
 
 
 def _asks_for_another_job(plan: _Plan | AijobsError) -> bool:

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from aijobs.definition import wait_before_retry
 from aijobs.errors import AijobsError, JobNotFound, LeaseLost, NotAttempted
 from aijobs.failures import Again, treatment
 from aijobs.states import JobState
 from services.jobs import lifecycle, transitions
+from services.jobs.admission import Admitted
 from services.jobs.batches import write_each
+from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded, problem_of
 from services.jobs.store import contents, executors, history
@@ -27,18 +30,20 @@ from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
 
-LONGEST_BACKOFF = timedelta(minutes=10)
+#: No execution is begun that would have less time than the shortest one that can be defined.
+SHORTEST_EXECUTION = timedelta(seconds=1)
 LONGEST_INTERNAL = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """One execution of a run failed."""
+    """One execution of a run failed. `retry_after` is how long the provider wants to be left alone."""
 
     execution: int
     code: str
     internal: str
     feedback: str
+    retry_after: timedelta = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,14 @@ class Outcome:
     report: Succeeded | Failed | Cancelled | Released
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A report whose contents can be stored, with the jobs that its result calls for."""
+
+    outcome: Outcome
+    follow_ups: Sequence[Admitted] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """What a report led to. `backoff` is set when the run may try again."""
@@ -73,9 +86,10 @@ class Accepted:
 class JobExecution:
     """Takes in what the holders of leases report."""
 
-    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+    def __init__(self, database: Database, wakeups: Wakeups, follow_ups: FollowUpJobs) -> None:
         self._database = database
         self._wakeups = wakeups
+        self._follow_ups = follow_ups
 
     async def submit(self, executor_id: str, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
         """Store what became of runs.
@@ -86,17 +100,36 @@ class JobExecution:
             Unavailable: the database cannot be reached.
 
         """
-        checked = [await _checked(item) for item in batch]
-        good = [item for item in checked if isinstance(item, Outcome)]
+        checked = [await self._checked(item) for item in batch]
+        good = [item for item in checked if isinstance(item, _Checked)]
 
-        async def work(tx: Transaction, items: Sequence[Outcome]) -> list[Accepted | AijobsError]:
+        async def work(tx: Transaction, items: Sequence[_Checked]) -> list[Accepted | AijobsError]:
             await executors.sign(tx, executor_id)
             return await self._submit(tx, items)
 
         stored = iter(await write_each(self._database, good, work))
-        return [next(stored) if isinstance(item, Outcome) else item for item in checked]
+        return [next(stored) if isinstance(item, _Checked) else item for item in checked]
 
-    async def _submit(self, tx: Transaction, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
+    async def _checked(self, item: Outcome) -> _Checked | AijobsError:
+        """Check a report before the transaction: it may take a while."""
+        if not isinstance(item.report, Succeeded):
+            return _Checked(item)
+        if (problem := await problem_of(item.lease.job_id, item.report)) is not None:
+            return problem
+        try:
+            return _Checked(item, await self._follow_ups.admit(item.lease.job_id, item.report.follow_ups))
+        except AijobsError as error:
+            return error
+
+    async def _submit(self, tx: Transaction, batch: Sequence[_Checked]) -> list[Accepted | AijobsError]:
+        follow_ups = {item.outcome.lease.job_id: item.follow_ups for item in batch if item.follow_ups}
+        if follow_ups:
+            await self._follow_ups.lock_users(tx, follow_ups)
+        return await self._store(tx, [item.outcome for item in batch], follow_ups)
+
+    async def _store(
+        self, tx: Transaction, batch: Sequence[Outcome], follow_ups: Mapping[str, Sequence[Admitted]]
+    ) -> list[Accepted | AijobsError]:
         rows = await job_store.get(tx, (item.lease.job_id for item in batch), lock=True)
         past = await history.of_leases(tx, [(item.lease.job_id, item.lease.attempt) for item in batch])
         results: list[Accepted | AijobsError | None] = []
@@ -114,7 +147,10 @@ class JobExecution:
                 results.append(None if again else NotAttempted("another report of this job is in the batch"))
             else:
                 try:
-                    planned[job.job_id] = await self._change(tx, job, item)
+                    change = await self._change(tx, job, item)
+                    if isinstance(item.report, Succeeded):
+                        self._follow_ups.require_depth(job, follow_ups.get(job.job_id, ()))
+                    planned[job.job_id] = change
                 except AijobsError as error:
                     results.append(error)
                 else:
@@ -124,6 +160,10 @@ class JobExecution:
                         artifacts += item.report.artifacts
         rows |= await transitions.carry_out(tx, self._wakeups, list(planned.values()))
         await contents.insert_artifacts(tx, artifacts)
+        succeeded = [job_id for job_id, item in reports.items() if isinstance(item.report, Succeeded)]
+        await self._follow_ups.create(
+            tx, {job_id: follow_ups[job_id] for job_id in succeeded if job_id in follow_ups}, rows
+        )
         return [
             result
             if result is not None
@@ -146,7 +186,7 @@ class JobExecution:
                 )
             case Failed() as report:
                 internal = report.internal[:LONGEST_INTERNAL]
-                if await self._may_run_again(tx, job, report.code):
+                if await self._may_run_again(tx, job, report):
                     return lifecycle.note_execution_failed(
                         job,
                         item.lease,
@@ -168,11 +208,17 @@ class JobExecution:
             case Released() as report:
                 return lifecycle.hand_back(job, item.lease, reason=report.reason, delay=report.delay)
 
-    async def _may_run_again(self, tx: Transaction, job: JobRow, code: str) -> bool:
-        """Decide by the taxonomy whether a failed execution is followed by another one (EX-2)."""
+    async def _may_run_again(self, tx: Transaction, job: JobRow, report: Failed) -> bool:
+        """Decide by the taxonomy whether a failed execution is followed by another one (EX-2).
+
+        None is if it could only begin when the run's time is over, by a long Retry-After for instance (EX-4).
+        """
         if job.retry_count >= job.max_retries:
             return False
-        match treatment(code).again:
+        wait, remaining = _wait(job, report, retries=job.retry_count + 1), job.run_remaining
+        if remaining is not None and wait + SHORTEST_EXECUTION > remaining:
+            return False
+        match treatment(report.code).again:
             case Again.YES:
                 return True
             case Again.NEVER:
@@ -219,14 +265,11 @@ def _reported_before(item: Outcome, past: Sequence[HistoryRow]) -> HistoryRow | 
 
 
 def _backoff(job: JobRow, item: Outcome, *, retries: int) -> timedelta | None:
-    """Return the wait before the run's next execution, doubling with each failed one; None if none follows."""
+    """Return the wait before the run's next execution; None if none follows."""
     if not isinstance(item.report, Failed) or job.lifecycle_status != JobState.RUNNING:
         return None
-    return min(timedelta(milliseconds=job.backoff_ms) * (1 << retries - 1), LONGEST_BACKOFF)
+    return _wait(job, item.report, retries=retries)
 
 
-async def _checked(item: Outcome) -> Outcome | AijobsError:
-    """Check a result before the transaction: it may take a while."""
-    if not isinstance(item.report, Succeeded):
-        return item
-    return await problem_of(item.lease.job_id, item.report) or item
+def _wait(job: JobRow, report: Failed, *, retries: int) -> timedelta:
+    return max(wait_before_retry(timedelta(milliseconds=job.backoff_ms), retries), report.retry_after)

@@ -46,6 +46,8 @@ class JobDetail:
     artifacts: Sequence[ArtifactRow] = ()
     output_json: str | None = None
     usage: Totals = NO_USAGE
+    #: Jobs that its result called for, oldest first.
+    follow_up_job_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class JobQueries:
         self._database = database
 
     async def get(self, viewer: Viewer, job_id: str, *, full: bool) -> JobDetail:
-        """Read one job; with `full` also its output and the contents of its artifacts.
+        """Read one job; with `full` also its output, the contents of its artifacts and its follow-up jobs.
 
         Raises:
             JobNotFound: no such job, or somebody else's.
@@ -88,6 +90,7 @@ class JobQueries:
                 artifacts=(await contents.artifacts(tx, [job_id], with_content=full)).get(job_id, ()),
                 output_json=(await job_store.outputs(tx, [job_id])).get(job_id) if full else None,
                 usage=(await usage.totals(tx, [job_id])).get(job_id, NO_USAGE),
+                follow_up_job_ids=await job_store.follow_ups(tx, job_id) if full else (),
             )
 
         return await self._database.read(work)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aijobs import canonical
 from aijobs.errors import AijobsError, FieldViolation, InvalidInput
 from aijobs.identifiers import is_identifier, rule
+from services.jobs.follow_ups import FollowUp
 from services.jobs.store.contents import ArtifactRow
 
 #: Output and projection of one job together.
@@ -25,13 +26,13 @@ class Succeeded:
     output_json: str
     output_hash: str
     artifacts: Sequence[ArtifactRow]
+    follow_ups: Sequence[FollowUp] = ()
 
 
 async def problem_of(job_id: str, result: Succeeded) -> AijobsError | None:
     """Return why a result cannot be stored; None: it can. A large one is checked beside the event loop."""
-    size = len(result.output_json) + sum(len(artifact.content_json or "") for artifact in result.artifacts)
     try:
-        if size <= LARGE_RESULT:
+        if sum(map(len, _texts(result))) <= LARGE_RESULT:
             _check(job_id, result)
         else:
             await asyncio.to_thread(_check, job_id, result)
@@ -42,9 +43,9 @@ async def problem_of(job_id: str, result: Succeeded) -> AijobsError | None:
 
 def _check(job_id: str, report: Succeeded) -> None:
     """Refuse a result that could not be given back as it was hashed, or that would break a constraint."""
-    size = len(report.output_json.encode()) + sum(len((a.content_json or "").encode()) for a in report.artifacts)
+    size = sum(len(text.encode()) for text in _texts(report))
     if size > LARGEST_RESULT:
-        raise InvalidInput.field("succeeded", f"output and artifacts are {size} bytes; at most {LARGEST_RESULT}")
+        raise InvalidInput.field("succeeded", f"output and projection are {size} bytes; at most {LARGEST_RESULT}")
     problems: list[FieldViolation] = []
     try:
         if canonical.dump(canonical.parse(report.output_json)) != report.output_json:
@@ -56,6 +57,14 @@ def _check(job_id: str, report: Succeeded) -> None:
     problems += artifact_violations(job_id, report.artifacts)
     if problems:
         raise InvalidInput.fields(problems)
+
+
+def _texts(result: Succeeded) -> list[str]:
+    return [
+        result.output_json,
+        *(artifact.content_json or "" for artifact in result.artifacts),
+        *(follow_up.input_json for follow_up in result.follow_ups),
+    ]
 
 
 def artifact_violations(job_id: str, artifacts: Sequence[ArtifactRow]) -> list[FieldViolation]:

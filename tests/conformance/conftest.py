@@ -24,6 +24,7 @@ from services.jobs.consistency import Consistency
 from services.jobs.creation import Created, JobCreation
 from services.jobs.event_queries import EventQueries
 from services.jobs.execution import Accepted, Failed, JobExecution, Outcome
+from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.lapsing import JobLapsing
 from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
@@ -117,7 +118,7 @@ class Jobs:
         quotas = Quotas(self.limits, self.limits_by_type)
         self.creation = JobCreation(self.database, registry, self.wakeups, quotas, self.order)
         self.leasing = JobLeasing(self.database, self.wakeups, lease_time=self.lease_time, grace=self.lease_grace)
-        self.execution = JobExecution(self.database, self.wakeups)
+        self.execution = JobExecution(self.database, self.wakeups, FollowUpJobs(registry, self.wakeups, self.order))
         self.cancellation = JobCancellation(self.database, self.wakeups)
         self.lapsing = JobLapsing(
             self.database,

@@ -1,6 +1,7 @@
 """LC-2, LC-4, LC-5, EX-2, PJ-2, PJ-3: who may write what about a run, and how often it counts."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -18,9 +19,11 @@ from aijobs.errors import (
     LeaseLost,
     NotAttempted,
 )
+from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs.creation import Created
-from services.jobs.execution import Accepted, Cancelled, JobExecution, Outcome
+from services.jobs.execution import Accepted, Cancelled, JobExecution, Outcome, Released
+from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.leasing import Extend, Extended, Locked, LockRequest
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded
@@ -28,6 +31,7 @@ from services.jobs.store.contents import ArtifactRow
 from services.jobs.store.database import Transaction
 from services.jobs.store.tables import job_artifacts, outbox_events
 from services.jobs.store.tables import jobs as job_table
+from services.jobs.store.time import now_plus
 from tests.conformance.conftest import BACKEND, Jobs, failure, lease_of, new_job, success
 
 
@@ -373,7 +377,7 @@ async def test_one_job_twice_in_a_batch_is_reported_once(jobs: Jobs) -> None:
 async def test_a_type_that_this_replica_does_not_know_is_no_obstacle(jobs: Jobs) -> None:
     """A rolling upgrade: what the definition says about failures was frozen in the job when it was created."""
     leases = [await jobs.running(job_type="patient"), await jobs.running()]
-    older = JobExecution(jobs.database, jobs.wakeups)
+    older = JobExecution(jobs.database, jobs.wakeups, FollowUpJobs(Registry([]), jobs.wakeups, jobs.order))
     results = await older.submit("executor-1", [Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
     assert [(result.job.lifecycle_status, result.backoff) for result in results if isinstance(result, Accepted)] == [
         (JobState.RUNNING, timedelta(seconds=2)),
@@ -442,3 +446,65 @@ async def test_history_numbers_have_no_gaps(jobs: Jobs) -> None:
         ("running", "running"),
         ("running", "succeeded"),
     ]
+
+
+async def test_a_provider_that_wants_to_be_left_alone_is(jobs: Jobs) -> None:
+    """EX-2: Retry-After counts if it is longer than the backoff."""
+    lease = await jobs.running()
+    waits = []
+    for execution, retry_after in ((1, timedelta(seconds=20)), (2, timedelta(milliseconds=1))):
+        report = replace(failure("PROVIDER_RATE_LIMITED", execution), retry_after=retry_after)
+        for _ in range(2):  # the repeat gets the same answer
+            accepted = await jobs.submit(lease, report)
+            assert isinstance(accepted, Accepted)
+            waits.append(accepted.backoff)
+    assert waits == [*[timedelta(seconds=20)] * 2, *[timedelta(seconds=4)] * 2]
+
+
+async def test_a_wait_beyond_the_time_of_the_whole_run_fails_at_once(jobs: Jobs) -> None:
+    """EX-4: the database's clock, from the first start."""
+    lease = await jobs.running()
+    await set_back(jobs, started=timedelta(seconds=50), run_timeout=timedelta(seconds=60))
+    short = replace(failure("PROVIDER_RATE_LIMITED"), retry_after=timedelta(seconds=5))
+    accepted = await jobs.submit(lease, short)
+    assert isinstance(accepted, Accepted)
+    assert accepted.backoff == timedelta(seconds=5)
+    long = replace(failure("PROVIDER_RATE_LIMITED", 2), retry_after=timedelta(seconds=10))
+    accepted = await jobs.submit(lease, long)
+    assert isinstance(accepted, Accepted)
+    assert (accepted.job.lifecycle_status, accepted.job.error_code) == (JobState.FAILED, "PROVIDER_RATE_LIMITED")
+    assert accepted.job.retry_count == 2
+
+
+async def test_a_lock_says_how_much_time_the_whole_run_has_left(jobs: Jobs) -> None:
+    """Hand-backs and takeovers do not begin it anew."""
+    created = await jobs.create()
+    locked = await jobs.lock(created.job.job_id)
+    # Three executions of 10 s, backoffs of 2 and 4 s, and three takeovers of 10 s with 2 min each.
+    assert locked.job.run_timeout_ms == 36_000 + 390_000
+    assert locked.job.run_remaining is not None
+    assert timedelta(seconds=420) < locked.job.run_remaining <= timedelta(seconds=426)
+    await set_back(jobs, started=timedelta(seconds=425), run_timeout=timedelta(seconds=426))
+    await jobs.submit(lease_of(locked), Released(reason="for the test"))
+    again = await jobs.lock(created.job.job_id)
+    assert again.job.run_remaining is not None
+    assert again.job.run_remaining <= timedelta(seconds=1)
+
+
+async def test_a_job_of_before_there_was_a_bound_has_none(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    await set_back(jobs, started=timedelta(days=30), run_timeout=None)
+    accepted = await jobs.submit(lease, failure("PROVIDER_TIMEOUT"))
+    assert isinstance(accepted, Accepted)
+    assert accepted.backoff == timedelta(seconds=2)
+    assert accepted.job.run_remaining is None
+
+
+async def set_back(jobs: Jobs, *, started: timedelta, run_timeout: timedelta | None) -> None:
+    """Let every running job have started so long ago."""
+    milliseconds = None if run_timeout is None else run_timeout // timedelta(milliseconds=1)
+
+    async def work(tx: Transaction) -> None:
+        await tx.execute(update(job_table).values(started_at=now_plus(-started), run_timeout_ms=milliseconds))
+
+    await jobs.database.write(work)

@@ -35,7 +35,7 @@ async def test_migrating_again_changes_nothing(database: Database, database_url:
     assert await upgrade_with(database_url) == []
 
 
-@pytest.mark.parametrize("at", ["0001", "0002", "0003", "0004"])
+@pytest.mark.parametrize("at", ["0001", "0002", "0003", "0004", "0005"])
 async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str, at: str) -> None:
     """MySQL commits each statement by itself: some are done, the revision is not. SQLite does all of them or none."""
     database = Database(mariadb_url)
@@ -60,11 +60,16 @@ async def test_a_migration_that_was_killed_goes_on_where_it_was(mariadb_url: str
             "CREATE INDEX ix_requests_created_at ON requests (created_at)",
             "UPDATE alembic_version SET version_num = '0003'",
         ),
+        "0005": (
+            "DROP INDEX ix_jobs_parent_job_id ON jobs",
+            "ALTER TABLE jobs DROP COLUMN run_timeout_ms",
+            "UPDATE alembic_version SET version_num = '0004'",
+        ),
     }[at]
     async with database.engine.begin() as connection:
         for statement in statements:
             await connection.execute(text(statement))
-    assert (await upgrade_with(mariadb_url))[-1] == "0004"
+    assert (await upgrade_with(mariadb_url))[-1] == "0005"
     async with database.engine.connect() as connection:
         assert await connection.run_sync(differences) == []
     await database.close()
@@ -126,11 +131,12 @@ async def test_what_an_older_version_stored_is_kept(database_url: str) -> None:
         )
 
     await database.write(insert_old)
-    assert await upgrade_with(database_url) == ["0002", "0003", "0004"]
+    assert await upgrade_with(database_url) == ["0002", "0003", "0004", "0005"]
     jobs = Jobs(database)
     (row,) = await jobs.rows(tables.jobs)
     assert {name: row[name] for name in values} == values
     assert (row["takeover_count"], row["due_at"], row["legacy_status"]) == (0, None, "pending")
+    assert (row["run_timeout_ms"], row["parent_job_id"], row["depth"]) == (None, None, 0)
     assert row["rank_at"] == row["created_at"]
     stored = await jobs.rows(tables.outbox_events, "event_id")
     created = row["created_at"]

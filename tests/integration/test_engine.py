@@ -152,7 +152,7 @@ async def test_a_handler_that_outlives_its_run_spends_nothing_more(client: Clien
         async for update in client.watch(created.job.job_id, after_sequence=0):
             if update.transition.kind == "locked":
                 await client.cancel(created.job.job_id)
-    assert SPENT == ["GatewayClosed"]
+    assert SPENT == ["RunOver"]
     assert (await client.get(created.job.job_id)).usage.calls == 0
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from aijobs.canonical import JsonObject
 from aijobs.definition import JobDefinition
-from aijobs.job_type import EarlierError, ExecutionContext, ModelRequest, ProjectedJob, artifact_id
+from aijobs.job_type import EarlierError, ModelRequest, ProjectedJob, artifact_id
 from aijobs.registry import ENTRY_POINT_GROUP, Registry
+from aijobs.testing.contexts import make_context
 from services.executor.gateway.offline.provider import OfflineProvider
 from services.executor.gateway.provider import ProviderCall
 
@@ -61,15 +62,11 @@ def test_it_is_found_beside_the_built_in_ones_and_its_code_loads(found) -> None:
 async def test_an_execution_gives_an_output_and_one_artifact(found) -> None:
     model = AskedModel()
     wanted = found.input.model.model_validate({"text": TEXT, "longest": 80})
-    context = ExecutionContext(
-        job_id="job-1",
-        job_type=found.job_type,
-        user_id="user-1",
-        attempt=1,
-        execution=2,
-        input=wanted,
+    context = make_context(
+        wanted,
         models=model,
-        progress=lambda _: None,
+        job_type=found.job_type,
+        execution=2,
         earlier_errors=[EarlierError(code="VALIDATION_SCHEMA", feedback="summary: too long")],
     )
     output = found.output.model.model_validate(await resolve_name(found.executor)(context))

@@ -25,6 +25,7 @@ class RunTermination:
         state: anything but RUNNING.
         reason: a code, for example of the failure taxonomy or a `CancellationReason`.
         at: when, aware.
+        detail: for operators, for example which limit was reached; never what a user or a model wrote.
 
     Raises:
         ValueError: RUNNING is no end.
@@ -34,6 +35,7 @@ class RunTermination:
     state: RunState
     reason: str
     at: datetime
+    detail: str = ""
 
     def __post_init__(self) -> None:
         if self.state is RunState.RUNNING:

@@ -58,12 +58,13 @@ class Harness:
         self._limits = limits
         self._retry_policies = retry_policies
 
-    def start(self, session_id: str, *, run_id: str | None = None) -> RunContext:
+    def start(self, session_id: str, *, run_id: str | None = None, longest: timedelta | None = None) -> RunContext:
         """Start a run.
 
         Args:
             session_id: the caller's; never made here.
             run_id: of the run; None: make one.
+            longest: until the deadline, if that is less than the harness allows.
 
         Raises:
             ValueError: an id is not 1 to 128 of `A-Z a-z 0-9 _ . -`.
@@ -72,7 +73,7 @@ class Harness:
         return RunContext(
             session_id=require_segment("session_id", session_id),
             run_id=require_segment("run_id", self._make_run_id() if run_id is None else run_id),
-            deadline=self._clock() + self._longest_run,
+            deadline=self._clock() + (self._longest_run if longest is None else min(longest, self._longest_run)),
             cancellation=RunCancellation(),
             budget=RunBudget(self._limits),
             retry_policies=self._retry_policies,
@@ -90,6 +91,10 @@ class Harness:
             self.cancel(run, CancellationReason.DEADLINE_EXCEEDED)
         if (termination := run.lifecycle.termination) is not None:
             raise RunOver(termination)
+
+    def remaining(self, run: RunContext) -> timedelta:
+        """Return the time until a run's deadline; zero if it has come."""
+        return max(run.deadline - self._clock(), timedelta(0))
 
     def reserve_model_call(self, run: RunContext) -> None:
         """Pass the boundary before a model call, and count it.
@@ -132,13 +137,14 @@ class Harness:
         """
         try:
             run.budget.record_tokens(input_tokens=input_tokens, output_tokens=output_tokens)
-        except BudgetExceeded:
-            self.cancel(run, CancellationReason.BUDGET_EXHAUSTED)
+        except BudgetExceeded as breach:
+            self.cancel(run, CancellationReason.BUDGET_EXHAUSTED, str(breach))
             raise
 
-    def cancel(self, run: RunContext, reason: CancellationReason) -> bool:
+    def cancel(self, run: RunContext, reason: CancellationReason, detail: str = "") -> bool:
         """End a run and tell everybody who works for it. True if this call ended it."""
-        ended = run.lifecycle.finish(RunTermination(state=ENDS[reason], reason=reason, at=self._clock()))
+        termination = RunTermination(state=ENDS[reason], reason=reason, at=self._clock(), detail=detail)
+        ended = run.lifecycle.finish(termination)
         if ended:
             run.cancellation.cancel(reason)
         return ended
@@ -157,6 +163,6 @@ class Harness:
         self.check(run)
         try:
             reserve()
-        except BudgetExceeded:
-            self.cancel(run, CancellationReason.BUDGET_EXHAUSTED)
+        except BudgetExceeded as breach:
+            self.cancel(run, CancellationReason.BUDGET_EXHAUSTED, str(breach))
             raise

@@ -26,15 +26,15 @@ from aijobs.v1 import job_pb2 as aijobs_dot_v1_dot_job__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/lifecycle_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1egoogle/protobuf/duration.proto\"f\n\tQueueLoad\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12\'\n\x04idle\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x7f\n\x0cSessionHello\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12$\n\x06queues\x18\x02 \x03(\x0b\x32\x14.aijobs.v1.QueueLoad\x12\x11\n\tjob_types\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x10\n\x08hello_no\x18\x05 \x01(\x03\"5\n\rSessionStatus\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.QueueLoad\"\x10\n\x0eSessionGoodbye\"\xa3\x01\n\x12OpenSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.aijobs.v1.SessionHelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.aijobs.v1.SessionStatusH\x00\x12,\n\x07goodbye\x18\x03 \x01(\x0b\x32\x19.aijobs.v1.SessionGoodbyeH\x00\x42\t\n\x07message\"\x1f\n\x0eSessionWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\",\n\tCancelRun\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"\x0e\n\x0c\x44rainCommand\"\xa0\x01\n\x13OpenSessionResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.aijobs.v1.SessionWelcomeH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.CancelRunH\x00\x12(\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x17.aijobs.v1.DrainCommandH\x00\x42\t\n\x07message\"=\n\x05Lease\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0blease_token\x18\x03 \x01(\t\",\n\tItemError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\x0bLockRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\t\"d\n\x0fLockJobsRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.aijobs.v1.LockRequest\x12\x15\n\rsession_epoch\x18\x03 \x01(\x03\"0\n\x0e\x45xecutionError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x02 \x01(\t\"\x92\x02\n\tLockedJob\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12,\n\tremaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x03job\x18\x03 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x15\n\rsnapshot_json\x18\x04 \x01(\t\x12\x1f\n\x17snapshot_schema_version\x18\x05 \x01(\t\x12\x31\n\x0e\x65\x61rlier_errors\x18\x06 \x03(\x0b\x32\x19.aijobs.v1.ExecutionError\x12.\n\x0b\x61\x62ort_after\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"e\n\nLockResult\x12&\n\x06locked\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.LockedJobH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\":\n\x10LockJobsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.aijobs.v1.LockResult\"R\n\x0b\x45xtendLease\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12\x15\n\x08progress\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_progress\"Q\n\x13\x45xtendLeasesRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.aijobs.v1.ExtendLease\"\x87\x01\n\rExtendedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10\x63\x61ncel_requested\x18\x02 \x01(\x08\x12.\n\x0b\x61\x62ort_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\x0c\x45xtendResult\x12,\n\x08\x65xtended\x18\x01 \x01(\x0b\x32\x18.aijobs.v1.ExtendedLeaseH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\"@\n\x14\x45xtendLeasesResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.aijobs.v1.ExtendResult\"\xab\x01\n\x0e\x43\x61llSettlement\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12,\n\x0ctoken_source\x18\x03 \x01(\x0e\x32\x16.aijobs.v1.TokenSource\x12*\n\x07latency\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nerror_code\x18\x05 \x01(\t\"\xe0\x01\n\tModelCall\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07\x63\x61ll_no\x18\x03 \x01(\x05\x12\x10\n\x08provider\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\x12\n\nprompt_key\x18\x07 \x01(\t\x12\x16\n\x0eprompt_version\x18\x08 \x01(\t\x12\x17\n\x0f\x63redential_mode\x18\t \x01(\t\x12-\n\nsettlement\x18\n \x01(\x0b\x32\x19.aijobs.v1.CallSettlement\"9\n\x12RecordUsageRequest\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.ModelCall\"8\n\x11RecordUsageResult\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.ItemError\"D\n\x13RecordUsageResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.aijobs.v1.RecordUsageResult\"4\n\nProjection\x12&\n\tartifacts\x18\x01 \x03(\x0b\x32\x13.aijobs.v1.Artifact\"`\n\tSucceeded\x12\x13\n\x0boutput_json\x18\x01 \x01(\t\x12\x13\n\x0boutput_hash\x18\x02 \x01(\t\x12)\n\nprojection\x18\x03 \x01(\x0b\x32\x15.aijobs.v1.Projection\"U\n\x06\x46\x61iled\x12\x11\n\texecution\x18\x01 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x18\n\x10internal_message\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\t\"\x0b\n\tCancelled\"D\n\x08Released\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05\x64\x65lay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd9\x01\n\x07Outcome\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12)\n\tsucceeded\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.SucceededH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.aijobs.v1.FailedH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.aijobs.v1.CancelledH\x00\x12\'\n\x08released\x18\x05 \x01(\x0b\x32\x13.aijobs.v1.ReleasedH\x00\x42\t\n\x07outcome\"O\n\x15SubmitOutcomesRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12!\n\x05items\x18\x02 \x03(\x0b\x32\x12.aijobs.v1.Outcome\"m\n\x0fOutcomeAccepted\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x11\n\trun_again\x18\x02 \x01(\x08\x12*\n\x07\x62\x61\x63koff\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"p\n\rOutcomeResult\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.aijobs.v1.OutcomeAcceptedH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\"C\n\x16SubmitOutcomesResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.aijobs.v1.OutcomeResult*y\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_SOURCE_MEASURED\x10\x01\x12\x1a\n\x16TOKEN_SOURCE_ESTIMATED\x10\x02\x12\x15\n\x11TOKEN_SOURCE_NONE\x10\x03\x32\x9f\x03\n\x10LifecycleService\x12P\n\x0bOpenSession\x12\x1d.aijobs.v1.OpenSessionRequest\x1a\x1e.aijobs.v1.OpenSessionResponse(\x01\x30\x01\x12\x43\n\x08LockJobs\x12\x1a.aijobs.v1.LockJobsRequest\x1a\x1b.aijobs.v1.LockJobsResponse\x12O\n\x0c\x45xtendLeases\x12\x1e.aijobs.v1.ExtendLeasesRequest\x1a\x1f.aijobs.v1.ExtendLeasesResponse\x12L\n\x0bRecordUsage\x12\x1d.aijobs.v1.RecordUsageRequest\x1a\x1e.aijobs.v1.RecordUsageResponse\x12U\n\x0eSubmitOutcomes\x12 .aijobs.v1.SubmitOutcomesRequest\x1a!.aijobs.v1.SubmitOutcomesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!aijobs/v1/lifecycle_service.proto\x12\taijobs.v1\x1a\x13\x61ijobs/v1/job.proto\x1a\x1egoogle/protobuf/duration.proto\"f\n\tQueueLoad\x12\r\n\x05queue\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x12\n\nfree_slots\x18\x03 \x01(\x05\x12\'\n\x04idle\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x7f\n\x0cSessionHello\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12$\n\x06queues\x18\x02 \x03(\x0b\x32\x14.aijobs.v1.QueueLoad\x12\x11\n\tjob_types\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x10\n\x08hello_no\x18\x05 \x01(\x03\"5\n\rSessionStatus\x12$\n\x06queues\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.QueueLoad\"\x10\n\x0eSessionGoodbye\"\xa3\x01\n\x12OpenSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.aijobs.v1.SessionHelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.aijobs.v1.SessionStatusH\x00\x12,\n\x07goodbye\x18\x03 \x01(\x0b\x32\x19.aijobs.v1.SessionGoodbyeH\x00\x42\t\n\x07message\"\x1f\n\x0eSessionWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\",\n\tCancelRun\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"\x0e\n\x0c\x44rainCommand\"\xa0\x01\n\x13OpenSessionResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.aijobs.v1.SessionWelcomeH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.CancelRunH\x00\x12(\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x17.aijobs.v1.DrainCommandH\x00\x42\t\n\x07message\"=\n\x05Lease\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0blease_token\x18\x03 \x01(\t\",\n\tItemError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\x0bLockRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\t\"d\n\x0fLockJobsRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.aijobs.v1.LockRequest\x12\x15\n\rsession_epoch\x18\x03 \x01(\x03\"0\n\x0e\x45xecutionError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x02 \x01(\t\"\xc4\x02\n\tLockedJob\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12,\n\tremaining\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x03job\x18\x03 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x15\n\rsnapshot_json\x18\x04 \x01(\t\x12\x1f\n\x17snapshot_schema_version\x18\x05 \x01(\t\x12\x31\n\x0e\x65\x61rlier_errors\x18\x06 \x03(\x0b\x32\x19.aijobs.v1.ExecutionError\x12.\n\x0b\x61\x62ort_after\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rrun_remaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"e\n\nLockResult\x12&\n\x06locked\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.LockedJobH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\":\n\x10LockJobsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.aijobs.v1.LockResult\"R\n\x0b\x45xtendLease\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12\x15\n\x08progress\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_progress\"Q\n\x13\x45xtendLeasesRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12%\n\x05items\x18\x02 \x03(\x0b\x32\x16.aijobs.v1.ExtendLease\"\x87\x01\n\rExtendedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10\x63\x61ncel_requested\x18\x02 \x01(\x08\x12.\n\x0b\x61\x62ort_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"m\n\x0c\x45xtendResult\x12,\n\x08\x65xtended\x18\x01 \x01(\x0b\x32\x18.aijobs.v1.ExtendedLeaseH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\"@\n\x14\x45xtendLeasesResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.aijobs.v1.ExtendResult\"\xab\x01\n\x0e\x43\x61llSettlement\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12,\n\x0ctoken_source\x18\x03 \x01(\x0e\x32\x16.aijobs.v1.TokenSource\x12*\n\x07latency\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nerror_code\x18\x05 \x01(\t\"\xe0\x01\n\tModelCall\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07\x63\x61ll_no\x18\x03 \x01(\x05\x12\x10\n\x08provider\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0c\n\x04tier\x18\x06 \x01(\t\x12\x12\n\nprompt_key\x18\x07 \x01(\t\x12\x16\n\x0eprompt_version\x18\x08 \x01(\t\x12\x17\n\x0f\x63redential_mode\x18\t \x01(\t\x12-\n\nsettlement\x18\n \x01(\x0b\x32\x19.aijobs.v1.CallSettlement\"9\n\x12RecordUsageRequest\x12#\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x14.aijobs.v1.ModelCall\"8\n\x11RecordUsageResult\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.ItemError\"D\n\x13RecordUsageResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.aijobs.v1.RecordUsageResult\"3\n\x0b\x46ollowUpJob\x12\x10\n\x08job_type\x18\x01 \x01(\t\x12\x12\n\ninput_json\x18\x02 \x01(\t\"`\n\nProjection\x12&\n\tartifacts\x18\x01 \x03(\x0b\x32\x13.aijobs.v1.Artifact\x12*\n\nfollow_ups\x18\x02 \x03(\x0b\x32\x16.aijobs.v1.FollowUpJob\"`\n\tSucceeded\x12\x13\n\x0boutput_json\x18\x01 \x01(\t\x12\x13\n\x0boutput_hash\x18\x02 \x01(\t\x12)\n\nprojection\x18\x03 \x01(\x0b\x32\x15.aijobs.v1.Projection\"\x85\x01\n\x06\x46\x61iled\x12\x11\n\texecution\x18\x01 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x18\n\x10internal_message\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\t\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0b\n\tCancelled\"D\n\x08Released\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05\x64\x65lay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd9\x01\n\x07Outcome\x12\x1f\n\x05lease\x18\x01 \x01(\x0b\x32\x10.aijobs.v1.Lease\x12)\n\tsucceeded\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.SucceededH\x00\x12#\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x11.aijobs.v1.FailedH\x00\x12)\n\tcancelled\x18\x04 \x01(\x0b\x32\x14.aijobs.v1.CancelledH\x00\x12\'\n\x08released\x18\x05 \x01(\x0b\x32\x13.aijobs.v1.ReleasedH\x00\x42\t\n\x07outcome\"O\n\x15SubmitOutcomesRequest\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12!\n\x05items\x18\x02 \x03(\x0b\x32\x12.aijobs.v1.Outcome\"m\n\x0fOutcomeAccepted\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.aijobs.v1.Job\x12\x11\n\trun_again\x18\x02 \x01(\x08\x12*\n\x07\x62\x61\x63koff\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"p\n\rOutcomeResult\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.aijobs.v1.OutcomeAcceptedH\x00\x12%\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.ItemErrorH\x00\x42\x08\n\x06result\"C\n\x16SubmitOutcomesResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.aijobs.v1.OutcomeResult*y\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_SOURCE_MEASURED\x10\x01\x12\x1a\n\x16TOKEN_SOURCE_ESTIMATED\x10\x02\x12\x15\n\x11TOKEN_SOURCE_NONE\x10\x03\x32\x9f\x03\n\x10LifecycleService\x12P\n\x0bOpenSession\x12\x1d.aijobs.v1.OpenSessionRequest\x1a\x1e.aijobs.v1.OpenSessionResponse(\x01\x30\x01\x12\x43\n\x08LockJobs\x12\x1a.aijobs.v1.LockJobsRequest\x1a\x1b.aijobs.v1.LockJobsResponse\x12O\n\x0c\x45xtendLeases\x12\x1e.aijobs.v1.ExtendLeasesRequest\x1a\x1f.aijobs.v1.ExtendLeasesResponse\x12L\n\x0bRecordUsage\x12\x1d.aijobs.v1.RecordUsageRequest\x1a\x1e.aijobs.v1.RecordUsageResponse\x12U\n\x0eSubmitOutcomes\x12 .aijobs.v1.SubmitOutcomesRequest\x1a!.aijobs.v1.SubmitOutcomesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aijobs.v1.lifecycle_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENSOURCE']._serialized_start=3571
-  _globals['_TOKENSOURCE']._serialized_end=3692
+  _globals['_TOKENSOURCE']._serialized_start=3767
+  _globals['_TOKENSOURCE']._serialized_end=3888
   _globals['_QUEUELOAD']._serialized_start=101
   _globals['_QUEUELOAD']._serialized_end=203
   _globals['_SESSIONHELLO']._serialized_start=205
@@ -64,51 +64,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXECUTIONERROR']._serialized_start=1094
   _globals['_EXECUTIONERROR']._serialized_end=1142
   _globals['_LOCKEDJOB']._serialized_start=1145
-  _globals['_LOCKEDJOB']._serialized_end=1419
-  _globals['_LOCKRESULT']._serialized_start=1421
-  _globals['_LOCKRESULT']._serialized_end=1522
-  _globals['_LOCKJOBSRESPONSE']._serialized_start=1524
-  _globals['_LOCKJOBSRESPONSE']._serialized_end=1582
-  _globals['_EXTENDLEASE']._serialized_start=1584
-  _globals['_EXTENDLEASE']._serialized_end=1666
-  _globals['_EXTENDLEASESREQUEST']._serialized_start=1668
-  _globals['_EXTENDLEASESREQUEST']._serialized_end=1749
-  _globals['_EXTENDEDLEASE']._serialized_start=1752
-  _globals['_EXTENDEDLEASE']._serialized_end=1887
-  _globals['_EXTENDRESULT']._serialized_start=1889
-  _globals['_EXTENDRESULT']._serialized_end=1998
-  _globals['_EXTENDLEASESRESPONSE']._serialized_start=2000
-  _globals['_EXTENDLEASESRESPONSE']._serialized_end=2064
-  _globals['_CALLSETTLEMENT']._serialized_start=2067
-  _globals['_CALLSETTLEMENT']._serialized_end=2238
-  _globals['_MODELCALL']._serialized_start=2241
-  _globals['_MODELCALL']._serialized_end=2465
-  _globals['_RECORDUSAGEREQUEST']._serialized_start=2467
-  _globals['_RECORDUSAGEREQUEST']._serialized_end=2524
-  _globals['_RECORDUSAGERESULT']._serialized_start=2526
-  _globals['_RECORDUSAGERESULT']._serialized_end=2582
-  _globals['_RECORDUSAGERESPONSE']._serialized_start=2584
-  _globals['_RECORDUSAGERESPONSE']._serialized_end=2652
-  _globals['_PROJECTION']._serialized_start=2654
-  _globals['_PROJECTION']._serialized_end=2706
-  _globals['_SUCCEEDED']._serialized_start=2708
-  _globals['_SUCCEEDED']._serialized_end=2804
-  _globals['_FAILED']._serialized_start=2806
-  _globals['_FAILED']._serialized_end=2891
-  _globals['_CANCELLED']._serialized_start=2893
-  _globals['_CANCELLED']._serialized_end=2904
-  _globals['_RELEASED']._serialized_start=2906
-  _globals['_RELEASED']._serialized_end=2974
-  _globals['_OUTCOME']._serialized_start=2977
-  _globals['_OUTCOME']._serialized_end=3194
-  _globals['_SUBMITOUTCOMESREQUEST']._serialized_start=3196
-  _globals['_SUBMITOUTCOMESREQUEST']._serialized_end=3275
-  _globals['_OUTCOMEACCEPTED']._serialized_start=3277
-  _globals['_OUTCOMEACCEPTED']._serialized_end=3386
-  _globals['_OUTCOMERESULT']._serialized_start=3388
-  _globals['_OUTCOMERESULT']._serialized_end=3500
-  _globals['_SUBMITOUTCOMESRESPONSE']._serialized_start=3502
-  _globals['_SUBMITOUTCOMESRESPONSE']._serialized_end=3569
-  _globals['_LIFECYCLESERVICE']._serialized_start=3695
-  _globals['_LIFECYCLESERVICE']._serialized_end=4110
+  _globals['_LOCKEDJOB']._serialized_end=1469
+  _globals['_LOCKRESULT']._serialized_start=1471
+  _globals['_LOCKRESULT']._serialized_end=1572
+  _globals['_LOCKJOBSRESPONSE']._serialized_start=1574
+  _globals['_LOCKJOBSRESPONSE']._serialized_end=1632
+  _globals['_EXTENDLEASE']._serialized_start=1634
+  _globals['_EXTENDLEASE']._serialized_end=1716
+  _globals['_EXTENDLEASESREQUEST']._serialized_start=1718
+  _globals['_EXTENDLEASESREQUEST']._serialized_end=1799
+  _globals['_EXTENDEDLEASE']._serialized_start=1802
+  _globals['_EXTENDEDLEASE']._serialized_end=1937
+  _globals['_EXTENDRESULT']._serialized_start=1939
+  _globals['_EXTENDRESULT']._serialized_end=2048
+  _globals['_EXTENDLEASESRESPONSE']._serialized_start=2050
+  _globals['_EXTENDLEASESRESPONSE']._serialized_end=2114
+  _globals['_CALLSETTLEMENT']._serialized_start=2117
+  _globals['_CALLSETTLEMENT']._serialized_end=2288
+  _globals['_MODELCALL']._serialized_start=2291
+  _globals['_MODELCALL']._serialized_end=2515
+  _globals['_RECORDUSAGEREQUEST']._serialized_start=2517
+  _globals['_RECORDUSAGEREQUEST']._serialized_end=2574
+  _globals['_RECORDUSAGERESULT']._serialized_start=2576
+  _globals['_RECORDUSAGERESULT']._serialized_end=2632
+  _globals['_RECORDUSAGERESPONSE']._serialized_start=2634
+  _globals['_RECORDUSAGERESPONSE']._serialized_end=2702
+  _globals['_FOLLOWUPJOB']._serialized_start=2704
+  _globals['_FOLLOWUPJOB']._serialized_end=2755
+  _globals['_PROJECTION']._serialized_start=2757
+  _globals['_PROJECTION']._serialized_end=2853
+  _globals['_SUCCEEDED']._serialized_start=2855
+  _globals['_SUCCEEDED']._serialized_end=2951
+  _globals['_FAILED']._serialized_start=2954
+  _globals['_FAILED']._serialized_end=3087
+  _globals['_CANCELLED']._serialized_start=3089
+  _globals['_CANCELLED']._serialized_end=3100
+  _globals['_RELEASED']._serialized_start=3102
+  _globals['_RELEASED']._serialized_end=3170
+  _globals['_OUTCOME']._serialized_start=3173
+  _globals['_OUTCOME']._serialized_end=3390
+  _globals['_SUBMITOUTCOMESREQUEST']._serialized_start=3392
+  _globals['_SUBMITOUTCOMESREQUEST']._serialized_end=3471
+  _globals['_OUTCOMEACCEPTED']._serialized_start=3473
+  _globals['_OUTCOMEACCEPTED']._serialized_end=3582
+  _globals['_OUTCOMERESULT']._serialized_start=3584
+  _globals['_OUTCOMERESULT']._serialized_end=3696
+  _globals['_SUBMITOUTCOMESRESPONSE']._serialized_start=3698
+  _globals['_SUBMITOUTCOMESRESPONSE']._serialized_end=3765
+  _globals['_LIFECYCLESERVICE']._serialized_start=3891
+  _globals['_LIFECYCLESERVICE']._serialized_end=4306
 # @@protoc_insertion_point(module_scope)

@@ -464,6 +464,7 @@ class LockedJob(_message.Message):
     SNAPSHOT_SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     EARLIER_ERRORS_FIELD_NUMBER: _builtins.int
     ABORT_AFTER_FIELD_NUMBER: _builtins.int
+    RUN_REMAINING_FIELD_NUMBER: _builtins.int
     snapshot_json: _builtins.str
     """The frozen input as JSON text."""
     snapshot_schema_version: _builtins.str
@@ -490,6 +491,12 @@ class LockedJob(_message.Message):
         afterwards somebody else takes it over.
         """
 
+    @_builtins.property
+    def run_remaining(self) -> _duration_pb2.Duration:
+        """How long the run may still take, all executions and waits together, from the moment the request was received; not
+        above zero: it may not. Unset: as long as its executions take.
+        """
+
     def __init__(
         self,
         *,
@@ -500,10 +507,11 @@ class LockedJob(_message.Message):
         snapshot_schema_version: _builtins.str = ...,
         earlier_errors: _abc.Iterable[Global___ExecutionError] | None = ...,
         abort_after: _duration_pb2.Duration | None = ...,
+        run_remaining: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "job", b"job", "lease", b"lease", "remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "job", b"job", "lease", b"lease", "remaining", b"remaining", "run_remaining", b"run_remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "earlier_errors", b"earlier_errors", "job", b"job", "lease", b"lease", "remaining", b"remaining", "snapshot_json", b"snapshot_json", "snapshot_schema_version", b"snapshot_schema_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_after", b"abort_after", "earlier_errors", b"earlier_errors", "job", b"job", "lease", b"lease", "remaining", b"remaining", "run_remaining", b"run_remaining", "snapshot_json", b"snapshot_json", "snapshot_schema_version", b"snapshot_schema_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -890,24 +898,58 @@ class RecordUsageResponse(_message.Message):
 Global___RecordUsageResponse: _TypeAlias = RecordUsageResponse  # noqa: Y015
 
 @_typing.final
+class FollowUpJob(_message.Message):
+    """FollowUpJob is a job that is created together with the success of another one, for the same user. Number n of a job has
+    the idempotency key "follow-up:<job id>:<n>", from 1. No quota refuses it; chains are at most 5 deep.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_TYPE_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
+    job_type: _builtins.str
+    """An installed job type."""
+    input_json: _builtins.str
+    """Its input as JSON text."""
+    def __init__(
+        self,
+        *,
+        job_type: _builtins.str = ...,
+        input_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_json", b"input_json", "job_type", b"job_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowUpJob: _TypeAlias = FollowUpJob  # noqa: Y015
+
+@_typing.final
 class Projection(_message.Message):
     """Projection is what a succeeded job leaves behind, applied in the success transaction."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ARTIFACTS_FIELD_NUMBER: _builtins.int
+    FOLLOW_UPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Artifact]:
         """The artifacts, with their contents."""
+
+    @_builtins.property
+    def follow_ups(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowUpJob]:
+        """Jobs that the result calls for."""
 
     def __init__(
         self,
         *,
         artifacts: _abc.Iterable[_job_pb2.Artifact] | None = ...,
+        follow_ups: _abc.Iterable[Global___FollowUpJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "follow_ups", b"follow_ups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -955,6 +997,7 @@ class Failed(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     INTERNAL_MESSAGE_FIELD_NUMBER: _builtins.int
     FEEDBACK_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_FIELD_NUMBER: _builtins.int
     execution: _builtins.int
     """Number of the execution within the attempt, from 1. Counted once however often it is reported."""
     code: _builtins.str
@@ -963,6 +1006,12 @@ class Failed(_message.Message):
     """For operators only."""
     feedback: _builtins.str
     """For the next prompt, in words for a model; empty if there is nothing to say."""
+    @_builtins.property
+    def retry_after(self) -> _duration_pb2.Duration:
+        """How long the provider wants to be left alone (Retry-After). No execution begins before; if the run may not take
+        that long, the job fails.
+        """
+
     def __init__(
         self,
         *,
@@ -970,10 +1019,11 @@ class Failed(_message.Message):
         code: _builtins.str = ...,
         internal_message: _builtins.str = ...,
         feedback: _builtins.str = ...,
+        retry_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "execution", b"execution", "feedback", b"feedback", "internal_message", b"internal_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "execution", b"execution", "feedback", b"feedback", "internal_message", b"internal_message", "retry_after", b"retry_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,32 +4,40 @@
       │           ▲                                │
       refused     └──────────── again ─────────────┘   (the jobs service counts and decides, durably)
 
-All retries of a job happen here, never in a library and never by broker redelivery.
+All retries of a job happen here, never in a library and never by broker redelivery. Each execution is a run of the
+harness (HA-8): whatever ends it, a timer, a cancel, a budget or a lost lease, is written there first, and what is
+reported follows from what is written.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 
 import structlog
 
 from aijobs.failures import ExecutionFailed
+from aijobs.harness import BudgetExceeded, CancellationReason, RunOver
 from aijobs.job_type import EarlierError
 from aijobs.logs import place_of
 from services.executor.engine.complete import Complete, Ended, RunAgain
+from services.executor.engine.ends import CANCELS, outcome_of
 from services.executor.engine.execute import Execute
 from services.executor.engine.prepare import Prepare
 from services.executor.engine.project import Project
-from services.executor.engine.resolve import Resolve
+from services.executor.engine.resolve import Begun, Resolve
 from services.executor.handlers import HandlerExit
 from services.executor.heartbeats import Heartbeats
-from services.executor.leases import Beat, LeasedJob, RunStopped, StopReason
+from services.executor.hosts.port import Facts
+from services.executor.leases import Beat, LeasedJob, RunStopped
 from services.executor.lifecycle_client import Refused
-from services.executor.outcomes import Abandoned, Cancelled, Failed, Outcome, Released, Succeeded
+from services.executor.outcomes import Failed, Outcome, Released, Succeeded
 
 #: A longer wait before the next execution is no reason to hold a slot: the run is given back meanwhile (EX-2).
 LONGEST_HELD_WAIT = timedelta(seconds=30)
+#: Errors of earlier executions that a handler is told, the latest ones.
+MOST_EARLIER_ERRORS = 5
 log = structlog.get_logger()
 
 
@@ -91,7 +99,7 @@ class Engine:
                 try:
                     await beat.switch.sleep(verdict.backoff)
                 except RunStopped as stopped:
-                    await self._report(beat, execution, _stopped(stopped))
+                    await self._report(beat, execution, CANCELS[stopped.reason].outcome)
                     return
 
     def _fits(self, leased: LeasedJob, wait: timedelta, held_until: float) -> bool:
@@ -117,46 +125,85 @@ class Engine:
         call_numbers: Iterator[int],
         beat: Beat,
     ) -> Outcome:
+        """Run one execution, bounded by a run of the harness, and say how it ended."""
+        facts = Facts(
+            job_id=leased.lease.job_id,
+            job_type=leased.job_type,
+            user_id=leased.user_id,
+            attempt=leased.lease.attempt,
+            execution=execution,
+            earlier_errors=earlier_errors[-MOST_EARLIER_ERRORS:],
+        )
         try:
-            return await beat.switch.guard(self._succeed(leased, execution, earlier_errors, call_numbers, beat))
-        except RunStopped as stopped:
-            return _stopped(stopped)
+            begun = self._resolve.begin(leased, facts, call_numbers)
         except ExecutionFailed as failure:
             return Failed.of(execution, failure)
-        except HandlerExit as error:
-            log.warning("handler failed", job_id=leased.lease.job_id, error=place_of(error))
-            return Failed(execution=execution, code="INTERNAL_HANDLER_ERROR", internal=str(error))
-        except Exception as error:  # noqa: BLE001 - a fault of ours must fail the job, not strand it
-            log.error("engine failed", job_id=leased.lease.job_id, error=place_of(error))
-            return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=place_of(error))
+        harness, run = begun.handler.harness, begun.run
+        work = asyncio.ensure_future(self._succeed(begun, beat))
+        with _bounded(begun, work, beat):
+            try:
+                await asyncio.wait({work})
+            finally:
+                if not work.done():  # cut off by the end of the process
+                    harness.cancel(run, CancellationReason.INTERNAL_FAILURE)
+                    await asyncio.wait({work})
+        detail = _detail(work, facts)
+        if isinstance(detail, Failed):
+            harness.fail(run, detail.code)
+        return outcome_of(run, detail, execution, beat.switch.reason)
 
-    async def _succeed(
-        self,
-        leased: LeasedJob,
-        execution: int,
-        earlier_errors: Sequence[EarlierError],
-        call_numbers: Iterator[int],
-        beat: Beat,
-    ) -> Succeeded:
-        """Run one execution within its time; everything that is somebody's code is inside of it (EX-4)."""
-        limit = self._resolve.timeout(leased.job_type)
-        deadline = asyncio.timeout(limit.total_seconds())
+    async def _succeed(self, begun: Begun, beat: Beat) -> Succeeded:
+        """Go through the stages; everything that is somebody's code is inside of them."""
+        harness, run = begun.handler.harness, begun.run
+        host = self._resolve.host(begun)
         try:
-            async with deadline:
-                resolved = await self._resolve(leased, call_numbers)
-                executed = await self._execute(resolved, execution, earlier_errors, beat.report_progress)
-                return await self._project(executed)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise ExecutionFailed("TIMEOUT", f"not done within {limit.total_seconds():g} s") from error
+            resolved = await self._resolve(begun, host)
+            harness.check(run)
+            output = await self._execute(resolved, beat.report_progress)
+            harness.check(run)
+            succeeded = await self._project(resolved, output)
+        finally:
+            await host.close()
+        if not harness.succeed(run):
+            harness.check(run)
+        return succeeded
 
 
-def _stopped(stopped: RunStopped) -> Cancelled | Released | Abandoned:
-    match stopped.reason:
-        case StopReason.CANCEL_REQUESTED:
-            return Cancelled()
-        case StopReason.SHUTTING_DOWN:
-            return Released(reason="executor shutting down")
-        case StopReason.LEASE_LOST:
-            return Abandoned()
+@contextmanager
+def _bounded(begun: Begun, work: asyncio.Future[Succeeded], beat: Beat) -> Iterator[None]:
+    """End an execution's run when its time is over, or when the job's run has to stop, and its work with it (EX-4).
+
+    The harness is told first; it tells whoever registered, and this work as one of them.
+    """
+    harness, run, loop = begun.handler.harness, begun.run, asyncio.get_running_loop()
+
+    def stop(_: CancellationReason) -> None:
+        loop.call_soon_threadsafe(work.cancel)
+
+    run.cancellation.on_cancel(stop)
+    timer = loop.call_later(
+        harness.remaining(run).total_seconds(), harness.cancel, run, CancellationReason.DEADLINE_EXCEEDED
+    )
+    try:
+        with beat.switch.telling(lambda reason: harness.cancel(run, CANCELS[reason].reason)):
+            yield
+    finally:
+        timer.cancel()
+
+
+def _detail(work: asyncio.Future[Succeeded], facts: Facts) -> Succeeded | Failed:
+    """Say what became of an execution's work, whatever the harness says about its run."""
+    execution, job_id = facts.execution, facts.job_id
+    try:
+        return work.result()
+    except (asyncio.CancelledError, RunOver, BudgetExceeded) as error:
+        # The run says why it is over. Should it be over for no reason, that is a fault of ours.
+        return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=place_of(error))
+    except ExecutionFailed as failure:
+        return Failed.of(execution, failure)
+    except HandlerExit as error:
+        log.warning("handler failed", job_id=job_id, error=place_of(error))
+        return Failed(execution=execution, code="INTERNAL_HANDLER_ERROR", internal=str(error))
+    except Exception as error:  # noqa: BLE001 - a fault of ours must fail the job, not strand it
+        log.error("engine failed", job_id=job_id, error=place_of(error))
+        return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=place_of(error))

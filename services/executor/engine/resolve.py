@@ -1,58 +1,75 @@
-"""RESOLVE: find the handler, read the snapshot, and open the way to a model (EX-1)."""
+"""RESOLVE: find the job type, begin the run that bounds the execution, choose where its code runs, read the snapshot.
 
+One class, because all of it is known from the lease and the definition.
+"""
+
+import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
-
-from pydantic import BaseModel, ValidationError
 
 from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
-from aijobs.job_type import Executor, ModelGateway, Projector
-from aijobs.logs import place_of
-from services.executor.handlers import HandlerLoop
-from services.executor.leases import Lease, LeasedJob
+from aijobs.harness import Harness, RunContext
+from aijobs.job_type import ModelGateway
+from services.executor.hosts.code import JobTypeCode
+from services.executor.hosts.port import Facts, Host
+from services.executor.leases import LeasedJob
 
-
-class OpenGateway(ModelGateway, Protocol):
-    """A gateway that is closed when its execution is over: what is left of a handler can then spend nothing more."""
-
-    def close(self) -> None:
-        """Refuse every further call."""
-        ...
-
-
+#: Whoever was lost with two executors is not given a third one to take along (EX-11).
+TAKEOVERS_BEFORE_ISOLATION = 2
 UNKNOWN_TYPE_TIMEOUT = timedelta(seconds=1)
-#: Makes the gateway of one execution; the numbers are those of its model calls.
-MakeGateway = Callable[[Lease, Iterator[int]], OpenGateway]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """A job type with its code loaded."""
+    """A job type as the executor knows it. The harness carries its timeout and its budget."""
 
     definition: JobDefinition
-    execute: Executor
-    project: Projector | None
+    code: JobTypeCode
+    harness: Harness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Make places for the code of one execution."""
+
+    shared: Callable[[JobTypeCode], Host]
+    process: Callable[[JobDefinition], Host]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An execution and the run of the harness that bounds it."""
+
+    handler: Handler
+    leased: LeasedJob
+    facts: Facts
+    run: RunContext
+    #: Numbers of the attempt's model calls; the executions of an attempt share them.
+    call_numbers: Iterator[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """All that one execution works with."""
 
-    leased: LeasedJob
-    handler: Handler
-    input: BaseModel
-    models: OpenGateway
+    begun: Begun
+    host: Host
+    models: ModelGateway
+
+
+#: Makes the way to models for one execution.
+MakeGateway = Callable[[Begun], ModelGateway]
 
 
 class Resolve:
     """The stage."""
 
-    def __init__(self, types: Mapping[str, Handler], handlers: HandlerLoop, make_gateway: MakeGateway) -> None:
+    def __init__(self, types: Mapping[str, Handler], hosts: Hosts, make_gateway: MakeGateway) -> None:
         self._types = types
-        self._handlers = handlers
+        self._hosts = hosts
         self._make_gateway = make_gateway
 
     def timeout(self, job_type: str) -> timedelta:
@@ -60,32 +77,41 @@ class Resolve:
         handler = self._types.get(job_type)
         return handler.definition.execution.timeout if handler else UNKNOWN_TYPE_TIMEOUT
 
-    async def __call__(self, leased: LeasedJob, call_numbers: Iterator[int]) -> Resolved:
-        """Find what an execution needs.
-
-        Args:
-            leased: the job.
-            call_numbers: of the attempt's model calls; executions of one attempt share them.
+    def begin(self, leased: LeasedJob, facts: Facts, call_numbers: Iterator[int]) -> Begun:
+        """Begin the run of one execution. It may take what its type allows, and what is left of the job's time.
 
         Raises:
             ExecutionFailed: `INTERNAL_UNKNOWN_JOB_TYPE`: the message named a type that we know, the job another one;
-                `INTERNAL_SNAPSHOT_INVALID`: this version cannot read the snapshot.
+                `TIMEOUT`: nothing is left.
 
         """
         handler = self._types.get(leased.job_type)
         if handler is None:
             raise ExecutionFailed("INTERNAL_UNKNOWN_JOB_TYPE", f"no handler for {leased.job_type}")
-        # The model's validators are somebody's code: they run where handlers run.
-        value = await self._handlers.run(lambda: _input(handler.definition, leased), leased.job_type)
-        models = self._make_gateway(leased.lease, call_numbers)
-        return Resolved(leased=leased, handler=handler, input=value, models=models)
+        left = leased.run_until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise ExecutionFailed("TIMEOUT", "the time for all executions of the job together is over")
+        run = handler.harness.start(
+            leased.root_job_id,
+            run_id=f"{facts.job_id}.{facts.attempt}.{facts.execution}",
+            longest=timedelta(seconds=left) if math.isfinite(left) else None,
+        )
+        return Begun(handler=handler, leased=leased, facts=facts, run=run, call_numbers=call_numbers)
 
+    def host(self, begun: Begun) -> Host:
+        """Choose where the code of an execution runs. Whoever asks closes it."""
+        handler = begun.handler
+        isolated = handler.definition.execution.isolation == "process"
+        if isolated or begun.leased.takeovers >= TAKEOVERS_BEFORE_ISOLATION:
+            return self._hosts.process(handler.definition)
+        return self._hosts.shared(handler.code)
 
-async def _input(definition: JobDefinition, leased: LeasedJob) -> BaseModel:
-    try:
-        return definition.input.model.model_validate_json(leased.snapshot_json)
-    except ValidationError as error:
-        why = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
-    except Exception as error:  # noqa: BLE001 - whatever a validator raises; its message may repeat the snapshot
-        why = place_of(error)
-    raise ExecutionFailed("INTERNAL_SNAPSHOT_INVALID", f"snapshot does not fit: {why}")
+    async def __call__(self, begun: Begun, host: Host) -> Resolved:
+        """Read the snapshot and open the way to models.
+
+        Raises:
+            ExecutionFailed: `INTERNAL_SNAPSHOT_INVALID`: this version cannot read the snapshot.
+
+        """
+        await host.read_input(begun.leased.snapshot_json)
+        return Resolved(begun=begun, host=host, models=self._make_gateway(begun))

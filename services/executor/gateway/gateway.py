@@ -10,8 +10,8 @@ executions are retried by the engine, each of them visible as a row (EX-3).
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from aijobs.canonical import JsonObject
 from aijobs.definition import CredentialMode
 from aijobs.failures import ExecutionFailed
+from aijobs.harness import BudgetExceeded, Harness, RunContext
 from aijobs.job_type import ModelRequest, ModelTier
 from aijobs.schema import validate_answer
 from services.executor.gateway.ledger import CallOpened, CallSettled, UsageLedger
@@ -29,11 +30,6 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "CANCELLED"
 BROKEN = "INTERNAL_PROVIDER_ERROR"
-OVER = "the execution is over; its handler may call no more models"
-
-
-class GatewayClosed(Exception):
-    """What is left of a handler asked for a model although its execution is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +51,8 @@ class Gateway:
         provider: the provider that serves every tier.
         models: the model's name for each tier.
         ledger: keeps the rows of the attempt.
+        harness: is asked before each call, and told what it used (HA-2).
+        run: of the harness; what is left of a handler after its end calls no more models.
         credential_mode: whose key pays.
         call_numbers: numbers of the attempt's calls, from 1; the executions of an attempt share them.
         monotonic: seconds of a clock that never goes back, for latencies.
@@ -69,6 +67,8 @@ class Gateway:
         provider: Provider,
         models: Mapping[ModelTier, str],
         ledger: UsageLedger,
+        harness: Harness,
+        run: RunContext,
         monotonic: Callable[[], float],
         credential_mode: CredentialMode = CredentialMode.PLATFORM_KEY,
         call_numbers: Iterator[int],
@@ -78,29 +78,25 @@ class Gateway:
         self._provider = provider
         self._models = models
         self._ledger = ledger
+        self._harness = harness
+        self._run = run
         self._monotonic = monotonic
         self._credential_mode = credential_mode
         self._numbers = call_numbers
         self._call_timeout = call_timeout
         self._settle_bound = settle_bound
-        # An event, because another thread sets it.
-        self._closed = threading.Event()
-
-    def close(self) -> None:
-        """Refuse every further call: the execution is over. May be called from another thread."""
-        self._closed.set()
 
     async def generate_json(self, request: ModelRequest) -> JsonObject:
         """Ask a model once; see `aijobs.job_type.ModelGateway`.
 
         Raises:
-            GatewayClosed: the execution is over.
+            RunOver: the execution is over.
+            BudgetExceeded: it may make no such call, or has now used more than it may; it is over.
             ExecutionFailed: what the provider, the parser or the validator raised.
             asyncio.CancelledError: after the row was settled as CANCELLED, or `settle_bound` later.
 
         """
-        if self._closed.is_set():
-            raise GatewayClosed(OVER)
+        self._harness.reserve_model_call(self._run)
         call = ProviderCall(
             model=self._models[request.tier],
             messages=request.messages,
@@ -123,10 +119,10 @@ class Gateway:
         except asyncio.CancelledError as cancelled:
             await self._settle(row, NO_USAGE, timedelta(0), CANCELLED, cancelled)
             raise
-        if self._closed.is_set():
-            # While the row was being opened; nothing has been sent.
+        if self._run.lifecycle.termination is not None:
+            # It ended while the row was being opened; nothing has been sent.
             await self._settle(row, NO_USAGE, timedelta(0), CANCELLED)
-            raise GatewayClosed(OVER)
+            self._harness.check(self._run)
         started = self._monotonic()
         try:
             ended = await self._ask(call)
@@ -138,6 +134,7 @@ class Gateway:
             await self._settle(row, NO_USAGE, self._since(started), BROKEN)
             raise
         await self._settle(row, ended.usage, self._since(started), ended.error_code)
+        self._harness.check(self._run)
         if isinstance(ended.result, ExecutionFailed):
             raise ended.result
         return ended.result
@@ -163,7 +160,18 @@ class Gateway:
         cancelled: asyncio.CancelledError | None = None,
     ) -> None:
         settled = CallSettled(opened=row, usage=usage, latency=latency, error_code=error_code)
-        await self._to_its_end(self._ledger.settled(settled), cancelled)
+        try:
+            await self._to_its_end(self._ledger.settled(settled), cancelled)
+        except asyncio.CancelledError:
+            # The run is over anyway; what it used is recorded all the same.
+            with suppress(BudgetExceeded):
+                self._record(usage)
+            raise
+        # Only now: a breach ends the run, and with it this task.
+        self._record(usage)
+
+    def _record(self, usage: Usage) -> None:
+        self._harness.record_tokens(self._run, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens)
 
     async def _to_its_end(
         self, work: Coroutine[Any, Any, None], cancelled: asyncio.CancelledError | None = None

@@ -11,6 +11,7 @@ import structlog
 from aijobs.errors import InvalidInput, Unavailable
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
 from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome, Released
+from services.jobs.follow_ups import FollowUp
 from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
 from services.jobs.results import Succeeded
@@ -27,6 +28,7 @@ LONGEST_CODE = 64
 LONGEST_LATENCY = timedelta(days=1)
 LONGEST_FEEDBACK = 4000
 LONGEST_DELAY = timedelta(days=366)
+LONGEST_RETRY_AFTER = timedelta(days=366)
 LONGEST_IDLE = timedelta(days=3660)
 LONGEST_VERSION = 64
 MOST_QUEUES = 20
@@ -261,6 +263,10 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
                         )
                         for artifact in report.projection.artifacts
                     ],
+                    follow_ups=[
+                        FollowUp(job_type=follow_up.job_type, input_json=follow_up.input_json)
+                        for follow_up in report.projection.follow_ups
+                    ],
                 ),
             )
         case "failed":
@@ -275,6 +281,7 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
                     code=code,
                     internal=failed.internal_message.replace("\x00", ""),
                     feedback=failed.feedback.replace("\x00", "")[:LONGEST_FEEDBACK],
+                    retry_after=translate.span("failed.retry_after", failed.retry_after, most=LONGEST_RETRY_AFTER),
                 ),
             )
         case "cancelled":
@@ -335,6 +342,7 @@ def _locked(result: Locked) -> lifecycle_service_pb2.LockedJob:
             for entry in result.earlier_errors
         ],
         abort_after=translate.duration(result.abort_after),
+        run_remaining=None if result.job.run_remaining is None else translate.duration(result.job.run_remaining),
     )
 
 

@@ -231,6 +231,7 @@ def job(detail: JobDetail) -> job_pb2.Job:
         for artifact in detail.artifacts
     )
     message.output_json = detail.output_json or ""
+    message.follow_up_job_ids.extend(detail.follow_up_job_ids)
     message.usage.CopyFrom(
         job_pb2.UsageTotals(
             calls=detail.usage.calls,
@@ -269,6 +270,7 @@ def row_only(row: JobRow) -> job_pb2.Job:
         takeover_count=row.takeover_count,
         retry_of=row.retry_of or "",
         root_job_id=row.root_job_id or row.job_id,
+        parent_job_id=row.parent_job_id or "",
     )
 
 

@@ -33,6 +33,7 @@ class JobRow:
     max_retries: int
     backoff_ms: int
     abort_strategy: str
+    run_timeout_ms: int | None
     retry_count: int
     attempt: int
     dispatch_no: int
@@ -48,6 +49,8 @@ class JobRow:
     rank_at: datetime | None
     retry_of: str | None
     root_job_id: str | None
+    parent_job_id: str | None
+    depth: int
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -71,6 +74,14 @@ class JobRow:
     def due(self) -> bool:
         """True if the job may start now."""
         return self.due_at is None or self.due_at <= self.read_at
+
+    @property
+    def run_remaining(self) -> timedelta | None:
+        """How long the run may still take, all of its executions and waits together; None: as long as it likes."""
+        if self.run_timeout_ms is None:
+            return None
+        started_at = self.read_at if self.started_at is None else self.started_at
+        return started_at + timedelta(milliseconds=self.run_timeout_ms) - self.read_at
 
 
 def _select() -> Select[tuple[object, ...]]:
@@ -215,6 +226,12 @@ async def expired_leases(
 async def retries(tx: Transaction, job_id: str) -> list[JobRow]:
     """Read the jobs that retry a job, oldest first."""
     return await _rows(tx, _select().where(jobs.c.retry_of == job_id).order_by(jobs.c.job_id))
+
+
+async def follow_ups(tx: Transaction, job_id: str) -> list[str]:
+    """Read the ids of the jobs that the result of a job called for, oldest first."""
+    statement = select(jobs.c.job_id).where(jobs.c.parent_job_id == job_id).order_by(jobs.c.job_id)
+    return [found for (found,) in await tx.execute(statement)]
 
 
 async def queued(

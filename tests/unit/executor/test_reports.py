@@ -1,6 +1,7 @@
 """What the executor does when the jobs service is away, or does not take what it is told."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
@@ -90,7 +91,10 @@ def leased(job_id: str = "job-1", held_for: timedelta = timedelta(hours=1)) -> L
         lease=Lease(job_id=job_id, attempt=1, lease_token="token"),
         job_type="testing",
         user_id="user-1",
+        root_job_id=job_id,
+        takeovers=0,
         snapshot_json="{}",
+        run_until=math.inf,
         earlier_errors=[],
         abort_at=asyncio.get_running_loop().time() + held_for.total_seconds(),
     )

@@ -7,12 +7,15 @@ import pytest
 
 from aijobs.canonical import JsonObject
 from aijobs.failures import ExecutionFailed
+from aijobs.harness import BudgetExceeded, CancellationReason, RunContext, RunOver, RunState
 from aijobs.job_type import Message, ModelRequest, ModelTier
-from services.executor.gateway.gateway import Gateway, GatewayClosed
+from services.executor.gateway.gateway import Gateway
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import ProviderAnswer, ProviderCall, ProviderFailed, TokenSource, Usage
+from tests.unit.harness.building import LIMITS, build
 
 USED = Usage(input_tokens=11, output_tokens=7, token_source=TokenSource.MEASURED)
+HARNESS = build()
 SCHEMA: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 REQUEST = ModelRequest(
     messages=[Message(role="user", content="12345678")],
@@ -80,6 +83,7 @@ def gateway(
     *outcomes: str | Exception | None,
     first_call_no: int = 1,
     settle_bound: timedelta = timedelta(seconds=2),
+    run: RunContext | None = None,
 ) -> tuple[Gateway, ScriptedProvider]:
     provider = ScriptedProvider(ledger, *outcomes)
     seconds = iter(range(1000))
@@ -87,6 +91,8 @@ def gateway(
         provider=provider,
         models={ModelTier.PRIMARY: "small", ModelTier.STRONG: "large"},
         ledger=ledger,
+        harness=HARNESS,
+        run=run or HARNESS.start("job-1"),
         monotonic=lambda: float(next(seconds)),
         call_numbers=count(first_call_no),
         settle_bound=settle_bound,
@@ -242,25 +248,79 @@ async def test_an_engine_timeout_around_a_call_stays_a_timeout():
     assert ledger.rows[1].error_code == "CANCELLED"
 
 
-async def test_a_closed_gateway_asks_nobody() -> None:
+async def test_a_run_that_is_over_asks_nobody() -> None:
     ledger = Ledger()
-    built, provider = gateway(ledger, '{"a": 1}')
-    built.close()
-    with pytest.raises(GatewayClosed):
+    run = HARNESS.start("job-1")
+    built, provider = gateway(ledger, '{"a": 1}', run=run)
+    HARNESS.succeed(run)
+    with pytest.raises(RunOver):
         await built.generate_json(REQUEST)
     assert (provider.calls, ledger.rows) == ([], [])
 
 
-async def test_a_gateway_that_is_closed_while_a_row_is_being_opened_asks_nobody_and_settles_the_row() -> None:
+async def test_a_run_that_ends_while_a_row_is_being_opened_asks_nobody_and_settles_the_row() -> None:
     ledger = Ledger()
     ledger.open_gate.clear()
-    built, provider = gateway(ledger, '{"a": 1}')
+    run = HARNESS.start("job-1")
+    built, provider = gateway(ledger, '{"a": 1}', run=run)
     asking = asyncio.create_task(built.generate_json(REQUEST))
     await ledger.opening.wait()
-    built.close()
+    HARNESS.cancel(run, CancellationReason.USER_REQUESTED)
     ledger.open_gate.set()
-    with pytest.raises(GatewayClosed):
+    with pytest.raises(RunOver):
         await asking
     assert provider.calls == []
     opened, settled = ledger.rows
     assert (settled.opened, settled.error_code) == (opened, "CANCELLED")
+
+
+async def test_a_call_counts_against_the_budget_with_what_it_really_used() -> None:
+    run = HARNESS.start("job-1")
+    built, _ = gateway(Ledger(), '{"a": 1}', ProviderFailed("PROVIDER_MALFORMED", "x", usage=USED), run=run)
+    await built.generate_json(REQUEST)
+    with pytest.raises(ProviderFailed):
+        await built.generate_json(REQUEST)
+    used = run.budget.usage
+    assert (used.model_calls, used.input_tokens, used.output_tokens) == (
+        2,
+        2 * USED.input_tokens,
+        2 * USED.output_tokens,
+    )
+
+
+async def test_a_call_beyond_the_budget_is_not_made_and_leaves_no_row() -> None:
+    ledger = Ledger()
+    run = HARNESS.start("job-1")
+    built, provider = gateway(ledger, *['{"a": 1}'] * LIMITS.model_calls, run=run)
+    for _ in range(LIMITS.model_calls):
+        await built.generate_json(REQUEST)
+    rows = len(ledger.rows)
+    with pytest.raises(BudgetExceeded, match="model_calls"):
+        await built.generate_json(REQUEST)
+    assert (len(provider.calls), len(ledger.rows)) == (LIMITS.model_calls, rows)
+    assert run.lifecycle.state == RunState.BUDGET_EXHAUSTED
+
+
+async def test_a_call_that_used_more_than_is_left_is_settled_and_ends_the_run() -> None:
+    ledger = Ledger()
+    run = HARNESS.start("job-1")
+    much = Usage(input_tokens=LIMITS.input_tokens + 1, output_tokens=1, token_source=TokenSource.MEASURED)
+    built, _ = gateway(ledger, ProviderFailed("PROVIDER_MALFORMED", "x", usage=much), run=run)
+    with pytest.raises(BudgetExceeded, match="input_tokens"):
+        await built.generate_json(REQUEST)
+    assert [row.usage for row in ledger.rows[1:]] == [much]
+    assert run.lifecycle.state == RunState.BUDGET_EXHAUSTED
+
+
+async def test_what_a_cancelled_call_used_is_counted_all_the_same() -> None:
+    ledger = Ledger()
+    run = HARNESS.start("job-1")
+    built, provider = gateway(ledger, None, run=run)
+    asking = asyncio.create_task(built.generate_json(REQUEST))
+    await provider.asked.wait()
+    HARNESS.cancel(run, CancellationReason.USER_REQUESTED)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert [row.error_code for row in ledger.rows[1:]] == ["CANCELLED"]
+    assert run.budget.usage.input_tokens == ledger.rows[1].usage.input_tokens > 0

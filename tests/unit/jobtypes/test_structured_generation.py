@@ -5,8 +5,9 @@ from pydantic import ValidationError
 
 from aijobs.canonical import JsonObject
 from aijobs.definition import Queue
-from aijobs.job_type import EarlierError, ExecutionContext, ModelRequest, ModelTier, ProjectedJob, artifact_id
+from aijobs.job_type import EarlierError, ModelRequest, ModelTier, ProjectedJob, artifact_id
 from aijobs.registry import Registry
+from aijobs.testing.contexts import make_context
 from aijobs_jobtypes.structured_generation import template as templates
 from aijobs_jobtypes.structured_generation.definition import (
     DEFINITION,
@@ -23,10 +24,6 @@ def read(**values: object) -> StructuredGenerationInput:
     return StructuredGenerationInput.model_validate({"output_schema": SCHEMA, **values})
 
 
-def ignore(percent: float) -> None:
-    pass
-
-
 class Models:
     def __init__(self) -> None:
         self.requests: list[ModelRequest] = []
@@ -40,18 +37,7 @@ async def run(
     wanted: StructuredGenerationInput, earlier_errors: Sequence[EarlierError] = ()
 ) -> tuple[JsonObject, ModelRequest]:
     models = Models()
-    context = ExecutionContext(
-        job_id="j",
-        job_type="structured_generation",
-        user_id="u",
-        attempt=1,
-        execution=1,
-        input=wanted,
-        models=models,
-        progress=ignore,
-        earlier_errors=earlier_errors,
-    )
-    output = await execute(context)
+    output = await execute(make_context(wanted, models=models, earlier_errors=earlier_errors))
     (request,) = models.requests
     return output, request
 

@@ -10,6 +10,7 @@ from pydantic import JsonValue, ValidationError
 from aijobs.canonical import JsonObject
 from aijobs.failures import ExecutionFailed
 from aijobs.job_type import EarlierError, ExecutionContext, ModelRequest, ProjectedJob
+from aijobs.testing.contexts import make_context
 from aijobs_jobtypes.synthetic.definition import DEFINITION, SyntheticInput, SyntheticOutput
 from aijobs_jobtypes.synthetic.executor import execute
 from aijobs_jobtypes.synthetic.projector import project
@@ -30,14 +31,10 @@ def context(
     def progress(percent: float) -> None:
         seen.append(percent)
 
-    return ExecutionContext(
-        job_id="j",
-        job_type="synthetic",
-        user_id="u",
-        attempt=attempt,
-        execution=1,
-        input=SyntheticInput.model_validate(values),
+    return make_context(
+        SyntheticInput.model_validate(values),
         models=NoModels(),
+        attempt=attempt,
         progress=progress,
         earlier_errors=[EarlierError(code="X", feedback="")] * failures,
     )
