@@ -1,6 +1,7 @@
 """The provider over real HTTP against the scripted server."""
 
 import asyncio
+import gzip
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -82,6 +83,7 @@ async def test_the_request_is_exactly_this():
     }
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert request.headers["content-type"] == "application/json"
+    assert request.headers["accept-encoding"] == "identity"
     assert request.headers["x-stainless-retry-count"] == "0"
 
 
@@ -178,6 +180,12 @@ async def test_the_wish_how_long_to_wait_is_read(status, headers, seconds):
         (Status(200, {"choices": []}), "PROVIDER_MALFORMED"),
         (Status(200, {"choices": [{"message": {"content": [ANSWER]}}]}), "PROVIDER_MALFORMED"),
         (Status(200, {"choices": ANSWER}), "PROVIDER_MALFORMED"),
+        (Completion("x" * (50 * 1024 * 1024)), "PROVIDER_MALFORMED"),
+        (Status(500, b"x" * (50 * 1024 * 1024)), "PROVIDER_MALFORMED"),
+        (
+            Status(200, gzip.compress(b'{"choices": [' + b" " * (50 * 1024 * 1024)), {"Content-Encoding": "gzip"}),
+            "PROVIDER_MALFORMED",
+        ),
         (Completion(None), "PROVIDER_MALFORMED"),
         (Completion(""), "PROVIDER_MALFORMED"),
         (Completion(" \n"), "PROVIDER_MALFORMED"),

@@ -63,6 +63,13 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Drip:
+    """The beginning of a reply, then a byte at a time until the client goes away or the server ends."""
+
+    every: timedelta = timedelta(milliseconds=50)
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """A reply that waits for a signal."""
 
@@ -70,7 +77,7 @@ class Held:
     reply: "Reply"
 
 
-Reply: TypeAlias = Completion | Status | Hang | Reset | Held
+Reply: TypeAlias = Completion | Status | Hang | Reset | Drip | Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +190,13 @@ class ModelServer:
         match reply:
             case Hang():
                 await self._left(reader, asyncio.Event().wait())
+                self._gone.add(number)
+                await self._tell()
+            case Drip():
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n")
+                while not await self._left(reader, asyncio.sleep(reply.every.total_seconds())):
+                    writer.write(b" ")
+                    await writer.drain()
                 self._gone.add(number)
                 await self._tell()
             case Reset():

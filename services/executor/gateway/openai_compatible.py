@@ -11,6 +11,7 @@ turns either on. What goes wrong becomes a code of the taxonomy (EX-2):
     400, 404, 413, 422                           PROVIDER_REQUEST_REJECTED
     stopped by the provider's safety filter      CONTENT_SAFETY_PROVIDER
     200 that is no completion, or an empty one   PROVIDER_MALFORMED
+    any answer above 8 MiB, or a packed one      PROVIDER_MALFORMED
     anything else                                PROVIDER_UNAVAILABLE        Retry-After
 
 Failures are raised without their cause: the SDK's exceptions hold request, response and often the prompt.
@@ -18,12 +19,13 @@ Failures are raised without their cause: the SDK's exceptions hold request, resp
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+from httpx2 import AsyncByteStream, Response
 from openai import (
     APIConnectionError,
     APIStatusError,
@@ -46,6 +48,8 @@ from services.executor.gateway.provider import (
 #: Bound of a call that brings none: as long as the longest execution of a job may take.
 LONGEST_CALL = timedelta(seconds=600)
 CONNECT_TIMEOUT = timedelta(seconds=5)
+#: An answer of 1 MiB is what can be used; around it are counts and, from some, its reasoning.
+LARGEST_BODY = 8 * 1024 * 1024
 #: A provider that reports more tokens than this reports nonsense.
 _MOST_TOKENS = 2**31 - 1
 _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?")
@@ -114,7 +118,12 @@ class OpenAiCompatible:
             base_url=base_url,
             api_key=api_key.get_secret_value(),
             max_retries=0,
-            http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+            http_client=DefaultAsyncHttpxClient(
+                follow_redirects=False,
+                # Unpacked, an answer could be of any size.
+                headers={"Accept-Encoding": "identity"},
+                event_hooks={"response": [_bound]},
+            ),
         )
         # The SDK takes these from the environment; only our own settings say what is sent.
         self._client.organization = None
@@ -142,6 +151,8 @@ class OpenAiCompatible:
             )
         except APIStatusError as error:
             failure = self._refused(error)
+        except _UnreadableBody as refusal:
+            failure = ProviderFailed("PROVIDER_MALFORMED", f"{self.name}: {refusal}", usage=call.estimated_usage())
         except OpenAIError as error:
             failure = ProviderFailed("PROVIDER_UNAVAILABLE", f"{self.name}: {type(error).__name__}")
         else:
@@ -207,6 +218,35 @@ class OpenAiCompatible:
         if not text.strip() and not truncated:
             raise ProviderFailed("PROVIDER_MALFORMED", f"{self.name}: the completion is empty", usage=usage)
         return ProviderAnswer(text=text, truncated=truncated, usage=usage)
+
+
+class _UnreadableBody(Exception):
+    """An answer that is not read to its end. The message says why, in words of ours."""
+
+
+class _BoundedBody(AsyncByteStream):
+    """The body of a response, up to a limit."""
+
+    def __init__(self, response: Response) -> None:
+        self._body = response.stream
+        self._packed = response.headers.get("content-encoding", "identity").strip().lower() != "identity"
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._packed:
+            raise _UnreadableBody("the answer is packed, though it was asked for as it is")
+        size = 0
+        async for part in cast("AsyncByteStream", self._body):
+            size += len(part)
+            if size > LARGEST_BODY:
+                raise _UnreadableBody(f"the answer is larger than {LARGEST_BODY} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await cast("AsyncByteStream", self._body).aclose()
+
+
+async def _bound(response: Response) -> None:
+    response.stream = _BoundedBody(response)
 
 
 def _message(role: str, content: str) -> Any:
