@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pkgutil import resolve_name
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from aijobs.definition import JobDefinition
 from aijobs.errors import UnknownJobType
@@ -113,9 +113,27 @@ def _unloadable(definition: JobDefinition) -> list[str]:
         if reference is None:
             continue
         try:
-            code = resolve_name(reference)
-            if not callable(code):
+            if not callable(resolve_name(reference)):
                 violations.append(f"{definition.job_type}: {field} {reference} cannot be called")
         except Exception as error:  # noqa: BLE001 - as above
             violations.append(f"{definition.job_type}: {field} {reference} cannot be loaded: {error}")
+    for field, schema in (("input", definition.input), ("output", definition.output)):
+        name = model_reference(schema.model)
+        if not _names(name, schema.model):
+            # Any of its runs may get a process of its own, which has nothing but the name (EX-11).
+            violations.append(
+                f"{definition.job_type}: its {field} model cannot be imported as {name}; make it a class of a module"
+            )
     return violations
+
+
+def model_reference(model: type[BaseModel]) -> str:
+    """Return the name under which another process finds a model, as `module:class`."""
+    return f"{model.__module__}:{model.__qualname__}"
+
+
+def _names(name: str, model: type[BaseModel]) -> bool:
+    try:
+        return resolve_name(name) is model
+    except (ImportError, AttributeError, ValueError):
+        return False

@@ -129,8 +129,8 @@ async def test_an_executor_that_ends_gives_back_the_runs_that_take_longer(engine
         assert await engine.kinds(job_id) == ["created", "locked", "handed_back", "taken_over", "succeeded"]
 
 
-async def test_a_job_that_kills_every_executor_fails_and_its_neighbours_succeed(engine):
-    """Case B9: a process that dies is not the job's failure, but three of them are enough."""
+async def test_a_job_that_kills_every_executor_dies_alone_in_the_end_and_its_neighbours_succeed(engine):
+    """Case B9, EX-11: two executors it takes along; from then on it gets processes of its own to kill."""
     poison = await engine.create(kill=True, kill_attempts=100)
     good = [await engine.create(sleep_ms=100) for _ in range(4)]
 
@@ -141,10 +141,13 @@ async def test_a_job_that_kills_every_executor_fails_and_its_neighbours_succeed(
 
     await until(ended, "the end of the job that kills", within=timedelta(seconds=60))
     row = await engine.row(poison)
-    assert (row["lifecycle_status"], row["error_code"]) == ("failed", "INTERNAL_LEASE_EXPIRED")
-    assert (row["attempt"], row["takeover_count"]) == (4, 3)
-    if engine.executor.pid is None:
-        await engine.executor.launch()
+    assert (row["lifecycle_status"], row["error_code"]) == ("failed", "INTERNAL_HANDLER_DIED")
+    assert (row["attempt"], row["takeover_count"], row["retry_count"]) == (3, 2, 2)
+    assert "SIGKILL" in row["error_internal"]
+    assert await engine.kinds(poison) == [
+        *("created", "locked", "lapsed", "taken_over", "lapsed", "taken_over", "execution_failed", "failed")
+    ]
+    assert engine.executor.pid is not None
     for job_id in good:
         assert (await engine.ended(job_id)).state == job_pb2.JOB_STATE_SUCCEEDED
         assert len(await engine.read(job_artifacts, job_id=job_id)) == 1

@@ -5,20 +5,18 @@ Nothing waits here and nothing is tried again unseen: executions as a whole are 
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self, TypeVar
 
-import structlog
-
 from aijobs.harness.budget import BudgetExceeded
 from aijobs.harness.lifecycle import RunOver, RunState
-from aijobs.logs import place_of
 
 T = TypeVar("T")
 MOST_ATTEMPTS = 2
-log = structlog.get_logger()
+logger = logging.getLogger(__name__)
 
 
 class FailureKind(StrEnum):
@@ -179,4 +177,4 @@ def _record(record: Callable[[RetryAttempt], None], attempt: RetryAttempt) -> No
     try:
         record(attempt)
     except Exception as error:  # noqa: BLE001 - the operation has happened; its result is not thrown away
-        log.error("an attempt was not recorded", operation=attempt.operation, error=place_of(error))
+        logger.error("an attempt of %s was not recorded: %s", attempt.operation, type(error).__name__)

@@ -24,6 +24,7 @@ from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
 from aijobs.harness import BudgetExceeded, CancellationReason, RunOver
 from aijobs.logs import place_of
+from aijobs.registry import model_reference
 from services.executor.handlers import ABANDON_AFTER, HandlerExit, HandlerLoop
 from services.executor.hosts import frames
 from services.executor.hosts.frames import Frame
@@ -117,8 +118,8 @@ class ProcessHost:
         self._send(
             {
                 "job_type": self._name,
-                "input": _name_of(definition.input.model),
-                "output": _name_of(definition.output.model),
+                "input": model_reference(definition.input.model),
+                "output": model_reference(definition.output.model),
                 "executor": definition.executor,
                 "projector": definition.projector,
             }
@@ -221,10 +222,6 @@ def _facts(facts: Facts) -> Frame:
         "execution": facts.execution,
         "earlier_errors": [[error.code, error.feedback] for error in facts.earlier_errors],
     }
-
-
-def _name_of(model: type) -> str:
-    return f"{model.__module__}:{model.__qualname__}"
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError, create_model
 
 from aijobs.definition import (
     CredentialMode,
@@ -42,7 +42,12 @@ def definition(**changes: Any) -> JobDefinition:
 
 GOOD = definition()
 NOT_CALLABLE = definition(job_type="not_callable", executor="json:__name__", projector="no_such_module:x")
-NOT_ASYNC = definition(job_type="not_async")
+#: Models that no other process could find.
+NAMELESS = definition(
+    job_type="nameless",
+    input=Schema(version="1", model=create_model("Nowhere")),
+    output=Schema(version="1", model=RootModel[int]),
+)
 NO_DEFINITION = object()
 
 
@@ -137,7 +142,7 @@ def test_every_violation_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch,
         broken="no_such_package:DEFINITION",
         none=f"{__name__}:NO_DEFINITION",
-        synchronous=f"{__name__}:NOT_ASYNC",
+        nameless=f"{__name__}:NAMELESS",
         unloadable=f"{__name__}:NOT_CALLABLE",
     )
     with pytest.raises(BadDefinitions) as refusal:
@@ -148,7 +153,8 @@ def test_every_violation_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         f"none: {__name__}:NO_DEFINITION is not a JobDefinition",
         "not_callable: executor json:__name__ cannot be called",
         "not_callable: projector no_such_module:x cannot be loaded",
-        "not_async: executor json:dumps is not an async function",
+        "nameless: its input model cannot be imported as",
+        "nameless: its output model cannot be imported as",
     ):
         assert part in text
 
