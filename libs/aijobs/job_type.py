@@ -173,11 +173,26 @@ class FollowUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BusinessRow:
+    """A row of a business table. The jobs service has a writer for each kind, which checks whose the row is (PJ-1).
+
+    Attributes:
+        writer: name of an installed writer.
+        content: what it takes.
+
+    """
+
+    writer: str
+    content: JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """Everything that is committed together with the success of a job (PJ-2)."""
 
     artifacts: Sequence[Artifact] = field(default=())
     follow_ups: Sequence[FollowUp] = field(default=())
+    rows: Sequence[BusinessRow] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

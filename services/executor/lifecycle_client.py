@@ -215,6 +215,10 @@ def _outcome(lease: Lease, outcome: Report) -> lifecycle_service_pb2.Outcome:
                 lifecycle_service_pb2.FollowUpJob(job_type=follow_up.job_type, input_json=follow_up.input_json)
                 for follow_up in outcome.follow_ups
             )
+            message.succeeded.projection.rows.extend(
+                lifecycle_service_pb2.BusinessRow(writer=row.writer, content_json=row.content_json)
+                for row in outcome.rows
+            )
         case Failed():
             message.failed.execution = outcome.execution
             message.failed.code = outcome.code

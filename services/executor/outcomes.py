@@ -32,6 +32,14 @@ class FollowUpJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedRow:
+    """A business row whose content is canonical JSON text."""
+
+    writer: str
+    content_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
     """There is a validated output and its projection. Reported as succeeded."""
 
@@ -39,6 +47,7 @@ class Succeeded:
     output_hash: str
     artifacts: Sequence[ProjectedArtifact] = ()
     follow_ups: Sequence[FollowUpJob] = ()
+    rows: Sequence[ProjectedRow] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The composition root of the jobs service: builds every part and says who knows whom."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -16,6 +16,7 @@ from aijobs.v1 import (
     lifecycle_service_pb2_grpc,
     outbox_service_pb2_grpc,
 )
+from services.jobs.business_rows import BusinessRows, RowWriter
 from services.jobs.cancellation import JobCancellation
 from services.jobs.claim_release import ClaimRelease
 from services.jobs.consistency import Consistency, look_back
@@ -29,6 +30,7 @@ from services.jobs.migrate import require_current
 from services.jobs.operating import Operating
 from services.jobs.outbox import Outbox
 from services.jobs.outbox_admin import OutboxAdmin
+from services.jobs.projections import Projections
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries
 from services.jobs.quotas import Limits, Quotas
@@ -120,8 +122,15 @@ class JobsApp:
                 return
 
 
-def build(settings: JobsSettings, registry: Registry) -> JobsApp:
-    """Put the service together; nothing runs yet."""
+def build(settings: JobsSettings, registry: Registry, *, writers: Mapping[str, RowWriter] | None = None) -> JobsApp:
+    """Put the service together; nothing runs yet.
+
+    Args:
+        settings: what it was told.
+        registry: the job types.
+        writers: of business rows, by name; none if unset.
+
+    """
     wakeups = Wakeups()
     database = Database(settings.database_url.get_secret_value(), pool_size=settings.database_pool_size)
     queries = JobQueries(database)
@@ -187,7 +196,9 @@ def build(settings: JobsSettings, registry: Registry) -> JobsApp:
         LifecycleServicer(
             sessions,
             JobLeasing(database, wakeups, lease_time=settings.lease_time, grace=settings.lease_grace),
-            JobExecution(database, wakeups, FollowUpJobs(registry, wakeups, order)),
+            JobExecution(
+                database, wakeups, Projections(FollowUpJobs(registry, wakeups, order), BusinessRows(writers or {}))
+            ),
             UsageLedger(database),
         ),
     )

@@ -15,16 +15,14 @@ from aijobs.definition import wait_before_retry
 from aijobs.errors import AijobsError, JobNotFound, LeaseLost, NotAttempted
 from aijobs.failures import Again, treatment
 from aijobs.states import JobState
-from services.jobs import lifecycle, transitions
-from services.jobs.admission import Admitted
+from services.jobs import lifecycle, projections, transitions
 from services.jobs.batches import write_each
-from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.lifecycle import Lease
-from services.jobs.results import Succeeded, problem_of
-from services.jobs.store import contents, executors, history
+from services.jobs.projections import Projections
+from services.jobs.results import Succeeded
+from services.jobs.store import executors, history
 from services.jobs.store import jobs as job_store
 from services.jobs.store.changes import Change, Kind
-from services.jobs.store.contents import ArtifactRow
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.history import HistoryRow
 from services.jobs.store.jobs import JobRow
@@ -69,10 +67,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A report whose contents can be stored, with the jobs that its result calls for."""
+    """A report whose contents can be stored."""
 
     outcome: Outcome
-    follow_ups: Sequence[Admitted] = ()
+    projection: projections.Checked
+
+    @property
+    def job_id(self) -> str:
+        return self.outcome.lease.job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +88,10 @@ class Accepted:
 class JobExecution:
     """Takes in what the holders of leases report."""
 
-    def __init__(self, database: Database, wakeups: Wakeups, follow_ups: FollowUpJobs) -> None:
+    def __init__(self, database: Database, wakeups: Wakeups, committed: Projections) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._follow_ups = follow_ups
+        self._projections = committed
 
     async def submit(self, executor_id: str, batch: Sequence[Outcome]) -> list[Accepted | AijobsError]:
         """Store what became of runs.
@@ -111,65 +113,44 @@ class JobExecution:
         return [next(stored) if isinstance(item, _Checked) else item for item in checked]
 
     async def _checked(self, item: Outcome) -> _Checked | AijobsError:
-        """Check a report before the transaction: it may take a while."""
         if not isinstance(item.report, Succeeded):
-            return _Checked(item)
-        if (problem := await problem_of(item.lease.job_id, item.report)) is not None:
-            return problem
-        try:
-            return _Checked(item, await self._follow_ups.admit(item.lease.job_id, item.report.follow_ups))
-        except AijobsError as error:
-            return error
+            return _Checked(item, projections.NOTHING)
+        projection = await self._projections.check(item.lease.job_id, item.report)
+        return projection if isinstance(projection, AijobsError) else _Checked(item, projection)
 
     async def _submit(self, tx: Transaction, batch: Sequence[_Checked]) -> list[Accepted | AijobsError]:
-        follow_ups = {item.outcome.lease.job_id: item.follow_ups for item in batch if item.follow_ups}
-        if follow_ups:
-            await self._follow_ups.lock_users(tx, follow_ups)
-        return await self._store(tx, [item.outcome for item in batch], follow_ups)
-
-    async def _store(
-        self, tx: Transaction, batch: Sequence[Outcome], follow_ups: Mapping[str, Sequence[Admitted]]
-    ) -> list[Accepted | AijobsError]:
-        rows = await job_store.get(tx, (item.lease.job_id for item in batch), lock=True)
-        past = await history.of_leases(tx, [(item.lease.job_id, item.lease.attempt) for item in batch])
+        await self._projections.prepare(tx, [(item.job_id, item.projection) for item in batch])
+        rows = await job_store.get(tx, (item.job_id for item in batch), lock=True)
+        past = await history.of_leases(tx, [(item.job_id, item.outcome.lease.attempt) for item in batch])
         results: list[Accepted | AijobsError | None] = []
         planned: dict[str, Change] = {}
-        reports: dict[str, Outcome] = {}
-        artifacts: list[ArtifactRow] = []
+        taken: dict[str, _Checked] = {}
         for item in batch:
-            job = rows.get(item.lease.job_id)
+            job = rows.get(item.job_id)
             if job is None:
-                results.append(JobNotFound(item.lease.job_id))
-            elif (earlier := _reported_before(item, past)) is not None:
-                results.append(self._repeat(job, item, earlier, past))
-            elif job.job_id in planned:
-                again = item == reports[job.job_id]
+                results.append(JobNotFound(item.job_id))
+            elif (earlier := _reported_before(item.outcome, past)) is not None:
+                results.append(self._repeat(job, item.outcome, earlier, past))
+            elif job.job_id in taken:
+                again = item.outcome == taken[job.job_id].outcome
                 results.append(None if again else NotAttempted("another report of this job is in the batch"))
             else:
                 try:
-                    change = await self._change(tx, job, item)
-                    if isinstance(item.report, Succeeded):
-                        self._follow_ups.require_depth(job, follow_ups.get(job.job_id, ()))
-                    planned[job.job_id] = change
+                    change = await self._change(tx, job, item.outcome)
+                    await self._projections.require(tx, job, item.projection)
                 except AijobsError as error:
                     results.append(error)
                 else:
+                    planned[job.job_id], taken[job.job_id] = change, item
                     results.append(None)
-                    reports[job.job_id] = item
-                    if isinstance(item.report, Succeeded):
-                        artifacts += item.report.artifacts
         rows |= await transitions.carry_out(tx, self._wakeups, list(planned.values()))
-        await contents.insert_artifacts(tx, artifacts)
-        succeeded = [job_id for job_id, item in reports.items() if isinstance(item.report, Succeeded)]
-        await self._follow_ups.create(
-            tx, {job_id: follow_ups[job_id] for job_id in succeeded if job_id in follow_ups}, rows
-        )
+        await self._projections.write(tx, {job_id: item.projection for job_id, item in taken.items()}, rows)
         return [
             result
             if result is not None
             else Accepted(
-                job=rows[item.lease.job_id],
-                backoff=_backoff(rows[item.lease.job_id], item, retries=rows[item.lease.job_id].retry_count),
+                job=rows[item.job_id],
+                backoff=_backoff(rows[item.job_id], item.outcome, retries=rows[item.job_id].retry_count),
             )
             for item, result in zip(batch, results, strict=True)
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aijobs import canonical
 from aijobs.errors import AijobsError, FieldViolation, InvalidInput
 from aijobs.identifiers import is_identifier, rule
+from services.jobs.business_rows import BusinessRow
 from services.jobs.follow_ups import FollowUp
 from services.jobs.store.contents import ArtifactRow
 
@@ -27,6 +28,7 @@ class Succeeded:
     output_hash: str
     artifacts: Sequence[ArtifactRow]
     follow_ups: Sequence[FollowUp] = ()
+    rows: Sequence[BusinessRow] = ()
 
 
 async def problem_of(job_id: str, result: Succeeded) -> AijobsError | None:
@@ -64,6 +66,7 @@ def _texts(result: Succeeded) -> list[str]:
         result.output_json,
         *(artifact.content_json or "" for artifact in result.artifacts),
         *(follow_up.input_json for follow_up in result.follow_ups),
+        *(row.content_json for row in result.rows),
     ]
 
 

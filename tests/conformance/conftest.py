@@ -18,6 +18,7 @@ from aijobs.definition import Execution, JobDefinition, Metadata, Queue, Routing
 from aijobs.errors import AijobsError
 from aijobs.registry import Registry
 from services.jobs.admission import NewJob
+from services.jobs.business_rows import BusinessRows, RowWriter
 from services.jobs.cancellation import Cancel, CancelAnswer, JobCancellation
 from services.jobs.claim_release import ClaimRelease
 from services.jobs.consistency import Consistency
@@ -32,6 +33,7 @@ from services.jobs.migrate import upgrade_with
 from services.jobs.operating import Operating
 from services.jobs.outbox import Claim, Outbox
 from services.jobs.outbox_admin import OutboxAdmin
+from services.jobs.projections import Projections
 from services.jobs.promotion import Promotion
 from services.jobs.queries import JobQueries, Viewer
 from services.jobs.quotas import Limits, Quotas
@@ -104,6 +106,7 @@ class Jobs:
     limits_by_type: Mapping[str, Limits] = field(default_factory=dict)
     order: QueueOrder = field(default_factory=lambda: QueueOrder(QUANTUM))
     wakeups: Wakeups = field(default_factory=Wakeups)
+    writers: Mapping[str, RowWriter] = field(default_factory=dict)
     opened: dict[str, Session] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,7 +121,8 @@ class Jobs:
         quotas = Quotas(self.limits, self.limits_by_type)
         self.creation = JobCreation(self.database, registry, self.wakeups, quotas, self.order)
         self.leasing = JobLeasing(self.database, self.wakeups, lease_time=self.lease_time, grace=self.lease_grace)
-        self.execution = JobExecution(self.database, self.wakeups, FollowUpJobs(registry, self.wakeups, self.order))
+        follow_ups = FollowUpJobs(registry, self.wakeups, self.order)
+        self.execution = JobExecution(self.database, self.wakeups, Projections(follow_ups, BusinessRows(self.writers)))
         self.cancellation = JobCancellation(self.database, self.wakeups)
         self.lapsing = JobLapsing(
             self.database,

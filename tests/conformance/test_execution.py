@@ -21,11 +21,13 @@ from aijobs.errors import (
 )
 from aijobs.registry import Registry
 from aijobs.states import JobState
+from services.jobs.business_rows import BusinessRows
 from services.jobs.creation import Created
 from services.jobs.execution import Accepted, Cancelled, JobExecution, Outcome, Released
 from services.jobs.follow_ups import FollowUpJobs
 from services.jobs.leasing import Extend, Extended, Locked, LockRequest
 from services.jobs.lifecycle import Lease
+from services.jobs.projections import Projections
 from services.jobs.results import Succeeded
 from services.jobs.store.contents import ArtifactRow
 from services.jobs.store.database import Transaction
@@ -377,7 +379,8 @@ async def test_one_job_twice_in_a_batch_is_reported_once(jobs: Jobs) -> None:
 async def test_a_type_that_this_replica_does_not_know_is_no_obstacle(jobs: Jobs) -> None:
     """A rolling upgrade: what the definition says about failures was frozen in the job when it was created."""
     leases = [await jobs.running(job_type="patient"), await jobs.running()]
-    older = JobExecution(jobs.database, jobs.wakeups, FollowUpJobs(Registry([]), jobs.wakeups, jobs.order))
+    follow_ups = FollowUpJobs(Registry([]), jobs.wakeups, jobs.order)
+    older = JobExecution(jobs.database, jobs.wakeups, Projections(follow_ups, BusinessRows({})))
     results = await older.submit("executor-1", [Outcome(lease=lease, report=failure("TIMEOUT")) for lease in leases])
     assert [(result.job.lifecycle_status, result.backoff) for result in results if isinstance(result, Accepted)] == [
         (JobState.RUNNING, timedelta(seconds=2)),

@@ -184,3 +184,18 @@ async def test_results_of_one_user_beside_creates_and_retries_of_the_same_user(j
     assert not [result for result in results if isinstance(result, AijobsError)]
     ranks = [row["rank_at"] for row in await jobs.rows(tables.jobs) if row["rank_at"] is not None]
     assert len(ranks) == len(set(ranks))
+
+
+async def test_of_two_results_of_one_job_the_one_that_is_taken_brings_its_own(jobs: Jobs) -> None:
+    lease = await jobs.running()
+    stale = Lease(job_id=lease.job_id, attempt=lease.attempt, lease_token="x" * 32)
+    results = await jobs.execution.submit(
+        "executor-1",
+        [
+            Outcome(lease=lease, report=calling(follow_up(value={"text": "mine"}))),
+            Outcome(lease=stale, report=calling(follow_up(value={"text": "stale"}), follow_up())),
+        ],
+    )
+    assert [isinstance(answer, Accepted) for answer in results] == [True, False]
+    (job_id,) = await called_for(jobs, lease.job_id)
+    assert json.loads((await jobs.lock(job_id)).snapshot.content_json)["text"] == "mine"

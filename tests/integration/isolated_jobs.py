@@ -18,6 +18,7 @@ from aijobs.failures import ExecutionFailed
 from aijobs.job_type import (
     Artifact,
     BlockingExecutionContext,
+    BusinessRow,
     ExecutionContext,
     FollowUp,
     Message,
@@ -109,7 +110,7 @@ def execute_blocking(context: BlockingExecutionContext[Wanted]) -> BaseModel | J
 
 def _misbehave(context: Any) -> BaseModel | JsonValue:
     match context.input.do:
-        case "report":
+        case "report" | "row":
             return _found(context)
         case "exit":
             os._exit(3)
@@ -143,6 +144,7 @@ def project(job: ProjectedJob, output: Found) -> Projection:
             )
         ],
         follow_ups=[FollowUp(job_type="isolated", input={"do": "report"})] if job.input.do == "talk" else [],
+        rows=[BusinessRow(writer="nobody", content={"a": 1})] if job.input.do == "row" else [],
     )
 
 

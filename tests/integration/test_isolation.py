@@ -189,3 +189,11 @@ async def test_an_isolated_result_can_call_for_another_job(client: Client) -> No
     job, _ = await ended(client, "isolated", "talk")
     (follow_up,) = job.follow_up_job_ids
     assert (await client.get(follow_up)).parent_job_id == job.job_id
+
+
+@pytest.mark.parametrize("job_type", ["isolated", "shared"])
+async def test_a_business_row_that_nobody_writes_fails_the_job(client: Client, job_type: str) -> None:
+    """The engine of this test has no writers; that the row is refused shows that it arrives."""
+    job, _ = await ended(client, job_type, "row")
+    assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "INTERNAL_RESULT_REFUSED")
+    assert job.artifact_count == 0

@@ -926,6 +926,34 @@ class FollowUpJob(_message.Message):
 Global___FollowUpJob: _TypeAlias = FollowUpJob  # noqa: Y015
 
 @_typing.final
+class BusinessRow(_message.Message):
+    """BusinessRow is a row of a business table, written by a part of the jobs service that knows the table and checks that
+    the row belongs to the job's user.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WRITER_FIELD_NUMBER: _builtins.int
+    CONTENT_JSON_FIELD_NUMBER: _builtins.int
+    writer: _builtins.str
+    """Name of the writer."""
+    content_json: _builtins.str
+    """What it is to write, as JSON text."""
+    def __init__(
+        self,
+        *,
+        writer: _builtins.str = ...,
+        content_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_json", b"content_json", "writer", b"writer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BusinessRow: _TypeAlias = BusinessRow  # noqa: Y015
+
+@_typing.final
 class Projection(_message.Message):
     """Projection is what a succeeded job leaves behind, applied in the success transaction."""
 
@@ -933,6 +961,7 @@ class Projection(_message.Message):
 
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     FOLLOW_UPS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Artifact]:
         """The artifacts, with their contents."""
@@ -941,15 +970,20 @@ class Projection(_message.Message):
     def follow_ups(self) -> _containers.RepeatedCompositeFieldContainer[Global___FollowUpJob]:
         """Jobs that the result calls for."""
 
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___BusinessRow]:
+        """Rows of business tables."""
+
     def __init__(
         self,
         *,
         artifacts: _abc.Iterable[_job_pb2.Artifact] | None = ...,
         follow_ups: _abc.Iterable[Global___FollowUpJob] | None = ...,
+        rows: _abc.Iterable[Global___BusinessRow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "follow_ups", b"follow_ups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "follow_ups", b"follow_ups", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,10 @@ class ExecutionCode:
             return Projected(
                 artifacts=[_checked(artifact) for artifact in projection.artifacts],
                 follow_ups=[_follow_up(follow_up) for follow_up in projection.follow_ups],
+                rows=[
+                    outcomes.ProjectedRow(writer=row.writer, content_json=canonical.dump(row.content))
+                    for row in projection.rows
+                ],
             )
         except Exception as error:
             raise ExecutionFailed("INTERNAL_PROJECTOR_ERROR", place_of(error)) from error

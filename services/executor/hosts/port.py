@@ -6,7 +6,7 @@ from typing import Protocol
 
 from aijobs.harness import Harness, RunContext
 from aijobs.job_type import EarlierError, ModelGateway
-from services.executor.outcomes import FollowUpJob, ProjectedArtifact
+from services.executor.outcomes import FollowUpJob, ProjectedArtifact, ProjectedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ class Projected:
     """What a projector made of the output."""
 
     artifacts: Sequence[ProjectedArtifact]
-    follow_ups: Sequence[FollowUpJob]
+    follow_ups: Sequence[FollowUpJob] = ()
+    rows: Sequence[ProjectedRow] = ()
 
 
 class Host(Protocol):

@@ -29,7 +29,7 @@ from services.executor.handlers import ABANDON_AFTER, HandlerExit, HandlerLoop
 from services.executor.hosts import frames
 from services.executor.hosts.frames import Frame
 from services.executor.hosts.port import Facts, Means, Output, Projected
-from services.executor.outcomes import FollowUpJob, ProjectedArtifact
+from services.executor.outcomes import FollowUpJob, ProjectedArtifact, ProjectedRow
 
 #: Settings of the executor, keys of providers among them, are none of a handler's business.
 OURS = "AIJOBS_"
@@ -84,6 +84,7 @@ class ProcessHost:
         return Projected(
             artifacts=[ProjectedArtifact(**artifact) for artifact in result["artifacts"]],
             follow_ups=[FollowUpJob(**follow_up) for follow_up in result["follow_ups"]],
+            rows=[ProjectedRow(**row) for row in result["rows"]],
         )
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ import structlog
 
 from aijobs.errors import InvalidInput, Unavailable
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
+from services.jobs.business_rows import BusinessRow
 from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome, Released
 from services.jobs.follow_ups import FollowUp
 from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
@@ -266,6 +267,9 @@ def _outcome(message: lifecycle_service_pb2.Outcome) -> Outcome:
                     follow_ups=[
                         FollowUp(job_type=follow_up.job_type, input_json=follow_up.input_json)
                         for follow_up in report.projection.follow_ups
+                    ],
+                    rows=[
+                        BusinessRow(writer=row.writer, content_json=row.content_json) for row in report.projection.rows
                     ],
                 ),
             )
