@@ -84,6 +84,14 @@ def test_timeouts_beyond_the_bounds(milliseconds: int) -> None:
         {"metadata": {"label": "", "description": "d", "domain": "analysis", "version": "1.0.0"}},
         {"metadata": {"label": "l", "description": "d", "domain": "cooking", "version": "1.0.0"}},
         {"metadata": {"label": "l", "description": "d", "domain": "analysis", "version": "one"}},
+        {"execution": {"timeout": timedelta(seconds=5), "run_timeout": timedelta(milliseconds=999)}},
+        {"execution": {"timeout": timedelta(seconds=5), "run_timeout": timedelta(days=8)}},
+        {"execution": {"timeout": timedelta(seconds=5), "max_retries": 21}},
+        {"execution": {"timeout": timedelta(seconds=5), "backoff": timedelta(seconds=601)}},
+        {"execution": {"timeout": timedelta(seconds=5), "isolation": "container"}},
+        {"budget": {"model_calls": 0}},
+        {"budget": {"total_tokens": -1}},
+        {"budget": {"dollars": 1}},
         {"executor": "no colon"},
         {"projector": "a:b:c"},
         {"unknown": 1},
@@ -106,6 +114,17 @@ def test_the_queue_gives_what_a_definition_leaves_out() -> None:
     assert (GOOD.max_retries, GOOD.backoff) == (1, timedelta(seconds=2))
     assert (background.max_retries, background.backoff) == (2, timedelta(seconds=5))
     assert (own.max_retries, own.backoff) == (0, timedelta(0))
+
+
+def test_the_time_of_a_whole_run_is_what_it_can_come_to_unless_it_is_named() -> None:
+    """EX-4: executions and doubling waits; and for each takeover an execution with two minutes for what it costs."""
+    named = definition(execution=Execution(timeout=timedelta(seconds=5), run_timeout=timedelta(seconds=7)))
+    counted = definition(
+        execution=Execution(timeout=timedelta(seconds=5), max_retries=3, backoff=timedelta(seconds=400))
+    )
+    assert named.run_timeout == timedelta(seconds=7)
+    waits, takeovers = timedelta(seconds=400 + 600 + 600), 3 * timedelta(seconds=125)
+    assert counted.run_timeout == 4 * timedelta(seconds=5) + waits + takeovers
 
 
 def test_credentials_may_allow_both_modes() -> None:
