@@ -102,6 +102,7 @@ def fields(job: job_pb2.Job) -> dict[str, str]:
         "labels": ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items())),
         "key": job.idempotency_key,
         "retry of": job.retry_of,
+        "follows": job.parent_job_id,
         "attempt": str(job.attempt or ""),
         "takeovers": str(job.takeover_count or ""),
         "retries": f"{job.retry_count} of {job.max_retries}",
@@ -114,5 +115,6 @@ def fields(job: job_pb2.Job) -> dict[str, str]:
         if usage.calls
         else "",
         "artifacts": str(job.artifact_count or ""),
+        "follow-ups": ", ".join(job.follow_up_job_ids),
         "hash": job.output_hash,
     }

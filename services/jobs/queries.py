@@ -75,7 +75,7 @@ class JobQueries:
         self._database = database
 
     async def get(self, viewer: Viewer, job_id: str, *, full: bool) -> JobDetail:
-        """Read one job; with `full` also its output, the contents of its artifacts and its follow-up jobs.
+        """Read one job; with `full` also its output and the contents of its artifacts.
 
         Raises:
             JobNotFound: no such job, or somebody else's.
@@ -90,7 +90,10 @@ class JobQueries:
                 artifacts=(await contents.artifacts(tx, [job_id], with_content=full)).get(job_id, ()),
                 output_json=(await job_store.outputs(tx, [job_id])).get(job_id) if full else None,
                 usage=(await usage.totals(tx, [job_id])).get(job_id, NO_USAGE),
-                follow_up_job_ids=await job_store.follow_ups(tx, job_id) if full else (),
+                # Only a result calls for other jobs.
+                follow_up_job_ids=await job_store.follow_ups(tx, job_id)
+                if job.lifecycle_status == JobState.SUCCEEDED
+                else (),
             )
 
         return await self._database.read(work)

@@ -332,7 +332,7 @@ class Job(_message.Message):
 
     @_builtins.property
     def follow_up_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The jobs that the result of this one called for, oldest first. Only with JOB_VIEW_FULL."""
+        """The jobs that the result of this one called for, oldest first. Not in list answers."""
 
     def __init__(
         self,

@@ -303,11 +303,11 @@ async def test_a_watch_of_a_waiting_job_says_until_when() -> None:
     assert "before" not in "".join(changes)
 
 
-async def test_get_shows_start_time_takeovers_and_what_a_job_repeats_if_there_are_any() -> None:
+async def test_get_shows_start_time_takeovers_and_the_jobs_that_it_belongs_to_if_there_are_any() -> None:
     async def get(request, context):
         if request.job_id != JOB:
             return job_service_pb2.GetJobResponse(job=a_job())
-        job = a_job(takeover_count=2, retry_of="j-0")
+        job = a_job(takeover_count=2, retry_of="j-0", parent_job_id="j-1", follow_up_job_ids=["j-2", "j-3"])
         job.run_at.FromSeconds(1_800_003_600)
         return job_service_pb2.GetJobResponse(job=job)
 
@@ -315,8 +315,12 @@ async def test_get_shows_start_time_takeovers_and_what_a_job_repeats_if_there_ar
         shown = await aijobs("jobs", "get", JOB, AIJOBS_ADDRESS=address)
         plain = await aijobs("jobs", "get", "plain", AIJOBS_ADDRESS=address)
     lines = [" ".join(line.split()) for line in shown.out.splitlines()]
-    assert {"run at 2027-01-15 09:00:00Z", "takeovers 2", "retry of j-0"} <= set(lines)
-    assert not {"run at", "takeovers", "retry of"} & {line.partition("  ")[0] for line in plain.out.splitlines()}
+    assert {"run at 2027-01-15 09:00:00Z", "takeovers 2", "retry of j-0", "follows j-1", "follow-ups j-2, j-3"} <= set(
+        lines
+    )
+    assert not {"run at", "takeovers", "retry of", "follows", "follow-ups"} & {
+        line.partition("  ")[0] for line in plain.out.splitlines()
+    }
 
 
 async def test_get_shows_a_job_and_only_its_output_on_request() -> None:
