@@ -43,6 +43,8 @@ LONGEST_BACKOFF = timedelta(minutes=10)
 #: What the whole run is granted for each execution that a dead host cost, besides the execution: the lease that has to
 #: run out first, and a place in the queue.
 SPARE_FOR_A_TAKEOVER = timedelta(minutes=2)
+#: And for what is nobody's doing: a queue that is paused, a broker that is away, a line of others.
+SPARE_FOR_THE_QUEUE = timedelta(minutes=30)
 #: Times that a run is taken over unless the jobs service is told otherwise.
 TAKEOVERS = 3
 
@@ -174,9 +176,10 @@ class JobDefinition(_Part):
 
     @property
     def run_timeout(self) -> timedelta:
-        """All executions of a run and the waits between them, those that dead hosts cost included (EX-4)."""
+        """All executions of a run and the waits between them; unless it is named, with some to spare (EX-4)."""
         if self.execution.run_timeout is not None:
             return self.execution.run_timeout
         waits = (wait_before_retry(self.backoff, retry) for retry in range(1, self.max_retries + 1))
         executions = self.execution.timeout * (self.max_retries + 1)
-        return sum(waits, executions) + (self.execution.timeout + SPARE_FOR_A_TAKEOVER) * TAKEOVERS
+        spare = (self.execution.timeout + SPARE_FOR_A_TAKEOVER) * TAKEOVERS + SPARE_FOR_THE_QUEUE
+        return sum(waits, executions) + spare

@@ -69,6 +69,7 @@ class ExecutionFailed(Exception):
 
     Raises:
         ValueError: the code is not one of at most 64 capitals, digits and underscores.
+        TypeError: a text is none, or `retry_after` is no span.
 
     Attributes:
         code: code of the taxonomy, for example `PROVIDER_TIMEOUT`.
@@ -81,6 +82,13 @@ class ExecutionFailed(Exception):
     def __init__(self, code: str, internal: str, *, feedback: str = "", retry_after: timedelta | None = None) -> None:
         if not CODE.fullmatch(code):
             raise ValueError(f"not a failure code: {code[:80]!r}")
+        # Here, where whoever raises it sees it; the report of a run is no place for a surprise.
+        texts: tuple[object, ...] = (internal, feedback)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("internal and feedback are texts")
+        span: object = retry_after
+        if not isinstance(span, timedelta | None):
+            raise TypeError("retry_after is a timedelta, or None")
         super().__init__(f"{code}: {internal}")
         self.code = code
         self.internal = internal

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
@@ -13,6 +13,7 @@ from uuid import uuid4
 import grpc
 
 from aijobs.broker.port import Broker
+from aijobs.clock import steady_clock
 from aijobs.definition import JobDefinition
 from aijobs.harness import Harness, RetryPolicies
 from aijobs.registry import Registry
@@ -124,8 +125,8 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         Introduction(executor_id=executor_id, version=version("aijobs-server"), job_types=sorted(registry)),
         heartbeats,
     )
-    clock = _steady_clock()
-    types = {definition.job_type: _load(definition, clock) for definition in registry.values()}
+    clock = steady_clock()
+    types = {definition.job_type: _load(definition, clock, handlers) for definition in registry.values()}
     engine = Engine(
         prepare=Prepare(client, session),
         resolve=Resolve(
@@ -164,7 +165,7 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
     )
 
 
-def _load(definition: JobDefinition, clock: Callable[[], datetime]) -> Handler:
+def _load(definition: JobDefinition, clock: Callable[[], datetime], handlers: HandlerLoop) -> Handler:
     return Handler(
         definition=definition,
         code=JobTypeCode(
@@ -180,11 +181,7 @@ def _load(definition: JobDefinition, clock: Callable[[], datetime]) -> Handler:
             longest_run=definition.execution.timeout,
             limits=definition.budget.limits(),
             retry_policies=RetryPolicies.strict(),
+            # Callbacks are somebody's code: never on the loop of the heartbeats.
+            notify=handlers.post,
         ),
     )
-
-
-def _steady_clock() -> Callable[[], datetime]:
-    """Return a clock that goes on evenly from the time of its making, whoever sets the host's: deadlines stay put."""
-    offset = datetime.now(UTC) - timedelta(seconds=time.monotonic())
-    return lambda: offset + timedelta(seconds=time.monotonic())

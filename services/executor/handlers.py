@@ -106,7 +106,7 @@ class HandlerLoop:
 
     def start(self) -> None:
         """Start the thread."""
-        self._loop.set_exception_handler(_on_loop_exception)
+        self._loop.set_exception_handler(log_loop_exception)
         self._thread.start()
 
     def _serve(self) -> None:
@@ -117,9 +117,7 @@ class HandlerLoop:
                 # Raised in a task or a callback that a handler had started: it must not take the other runs along.
                 log.error("a handler tried to end the process", error=type(error).__name__)
 
-    async def run(
-        self, work: Callable[[], Coroutine[Any, Any, T]], name: str, *, before_cancel: Callable[[], None] | None = None
-    ) -> T:
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
         """Run `work()` on the handlers' loop and return what it returns.
 
         Cancelled, it cancels the work and waits for its end, but not longer than a second: a handler that ignores
@@ -128,7 +126,6 @@ class HandlerLoop:
         Args:
             work: makes the coroutine; called on the handlers' loop.
             name: of the handler, for the log.
-            before_cancel: called first when the work is cancelled.
 
         Raises:
             HandlerExit: the work ended in a way of its own.
@@ -139,14 +136,12 @@ class HandlerLoop:
         run = _Run(work, name, main, main.create_future())
         self._runs.add(run)
         run.done.add_done_callback(lambda _: self._runs.discard(run))
-        self._post(run.start)
+        self.post(run.start)
         try:
             return await asyncio.shield(run.done)
         except asyncio.CancelledError:
-            if before_cancel is not None:
-                before_cancel()
             if not run.done.done():
-                self._post(run.cancel)
+                self.post(run.cancel)
                 await asyncio.wait({run.done}, timeout=ABANDON_AFTER.total_seconds())
             if not run.done.done():
                 log.warning("handler does not end though cancelled; its run goes on without it", handler=name)
@@ -197,7 +192,7 @@ class HandlerLoop:
 
         while True:
             answered.clear()
-            self._post(answer)
+            self.post(answer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(BLOCKED_AFTER.total_seconds()):
                     await answered.wait()
@@ -209,12 +204,13 @@ class HandlerLoop:
             self.responsive.set()
             await asyncio.sleep(WATCH_INTERVAL.total_seconds())
 
-    def _post(self, callback: Callable[[], None]) -> None:
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call something on the handlers' loop, soon; never, if the process ends first. From any thread."""
         with suppress(RuntimeError):  # the loop has been closed: the process ends
             self._loop.call_soon_threadsafe(callback)
 
 
-def _on_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what asyncio complains of, such as a failed task that nobody waits for, without what its message repeats."""
     del loop
     error = context.get("exception")

@@ -13,6 +13,7 @@ from datetime import timedelta
 import structlog
 
 from aijobs.errors import AijobsError, JobNotFound, LeaseLost
+from aijobs.logs import place_of
 from services.executor.leases import Beat, LeasedJob, StopReason, StopSwitch
 from services.executor.lifecycle_client import LifecycleClient, Refused
 
@@ -114,8 +115,9 @@ class Heartbeats:
         sent_at = asyncio.get_running_loop().time()
         try:
             results = await self._client.extend(beats, progress)
-        except AijobsError as error:
-            log.warning("leases not renewed", runs=len(beats), error=error.message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, every other lease depends on this loop
+            told = error.message if isinstance(error, AijobsError) else place_of(error)
+            log.warning("leases not renewed", runs=len(beats), error=told)
             return
         for beat, sent, result in zip(beats, progress, results, strict=True):
             if isinstance(result, Refused):

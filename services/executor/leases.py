@@ -101,8 +101,7 @@ class StopSwitch:
 
         """
         task = await _until(self._stopped, work)
-        if self.reason is None or (self.reason is StopReason.SHUTTING_DOWN and _has_result(task)):
-            # A result that is there is not thrown away because the process ends.
+        if self.reason is None:
             return task.result()
         _retrieve(task)
         raise RunStopped(self.reason)
@@ -173,10 +172,6 @@ async def _until(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> asyncio.
             task.cancel()
             await asyncio.wait({task})
     return task
-
-
-def _has_result(task: asyncio.Future[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

@@ -100,7 +100,7 @@ def _admit(registry: Registry, request: NewJob) -> Admitted:
         request=request,
         definition=definition,
         snapshot_json=_snapshot(definition.input.model, request.input),
-        fingerprint=fingerprint(request),
+        fingerprint=_fingerprint(request),
     )
 
 
@@ -185,7 +185,7 @@ def _words(kind: str, message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def fingerprint(request: NewJob) -> str:
+def _fingerprint(request: NewJob) -> str:
     """Hash everything that was asked for but the request id: what two requests must share to be the same (CR-2).
 
     The input goes in as it was sent: with the defaults of a definition filled in, a repeat after an upgrade that

@@ -5,13 +5,13 @@ alone know the tables. Each sees to it that what it writes belongs to the user o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import JsonValue
 
 from aijobs import canonical
 from aijobs.errors import FieldViolation, InvalidInput
+from services.jobs.results import BusinessRow, parsed
 from services.jobs.store.database import Transaction
 from services.jobs.store.jobs import JobRow
 
@@ -35,14 +35,6 @@ class RowWriter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BusinessRow:
-    """A row that a result calls for."""
-
-    writer: str
-    content_json: str
-
-
 #: The contents of one result, by writer.
 Contents = Mapping[str, Sequence[JsonValue]]
 
@@ -53,7 +45,7 @@ class BusinessRows:
     def __init__(self, writers: Mapping[str, RowWriter]) -> None:
         self._writers = writers
 
-    def read(self, rows: Sequence[BusinessRow]) -> Contents:
+    async def read(self, rows: Sequence[BusinessRow]) -> Contents:
         """Read what a result wants written, before any transaction.
 
         Raises:
@@ -71,7 +63,7 @@ class BusinessRows:
                 problems.append(FieldViolation(f"{place}.writer", f"no writer {row.writer[:80]!r}; known: {known}"))
                 continue
             try:
-                contents.setdefault(row.writer, []).append(canonical.parse(row.content_json))
+                contents.setdefault(row.writer, []).append(await parsed(row.content_json))
             except canonical.NotStrictJson as error:
                 problems.append(FieldViolation(f"{place}.content_json", str(error)))
         if problems:

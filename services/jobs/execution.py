@@ -67,10 +67,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A report whose contents can be stored."""
+    """A report, its projection, and what is wrong with its contents."""
 
     outcome: Outcome
-    projection: projections.Checked
+    projection: projections.Checked = projections.NOTHING
+    problem: AijobsError | None = None
 
     @property
     def job_id(self) -> str:
@@ -102,21 +103,18 @@ class JobExecution:
             Unavailable: the database cannot be reached.
 
         """
-        checked = [await self._checked(item) for item in batch]
-        good = [item for item in checked if isinstance(item, _Checked)]
 
         async def work(tx: Transaction, items: Sequence[_Checked]) -> list[Accepted | AijobsError]:
             await executors.sign(tx, executor_id)
             return await self._submit(tx, items)
 
-        stored = iter(await write_each(self._database, good, work))
-        return [next(stored) if isinstance(item, _Checked) else item for item in checked]
+        return await write_each(self._database, [await self._checked(item) for item in batch], work)
 
-    async def _checked(self, item: Outcome) -> _Checked | AijobsError:
+    async def _checked(self, item: Outcome) -> _Checked:
         if not isinstance(item.report, Succeeded):
-            return _Checked(item, projections.NOTHING)
+            return _Checked(item)
         projection = await self._projections.check(item.lease.job_id, item.report)
-        return projection if isinstance(projection, AijobsError) else _Checked(item, projection)
+        return _Checked(item, problem=projection) if isinstance(projection, AijobsError) else _Checked(item, projection)
 
     async def _submit(self, tx: Transaction, batch: Sequence[_Checked]) -> list[Accepted | AijobsError]:
         await self._projections.prepare(tx, [(item.job_id, item.projection) for item in batch])
@@ -131,6 +129,9 @@ class JobExecution:
                 results.append(JobNotFound(item.job_id))
             elif (earlier := _reported_before(item.outcome, past)) is not None:
                 results.append(self._repeat(job, item.outcome, earlier, past))
+            elif item.problem is not None:
+                # Only now: a repeat is not judged anew, by a replica that may know other job types.
+                results.append(item.problem)
             elif job.job_id in taken:
                 again = item.outcome == taken[job.job_id].outcome
                 results.append(None if again else NotAttempted("another report of this job is in the batch"))

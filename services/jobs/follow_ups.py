@@ -2,12 +2,12 @@
 
 They belong to the user of the job they follow, are of its chain (`root_job_id`), and have a key of their own each, so
 that a repeated result cannot create them twice. No quota refuses them: the result is there, and what follows from it is
-part of it. A chain is at most five jobs deep, so that a job type that follows itself comes to an end.
+part of it. A chain has at most five jobs after its first, so that a job type that follows itself comes to an end.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from uuid_utils import uuid7
 
@@ -15,10 +15,11 @@ from aijobs import canonical
 from aijobs.errors import AijobsError, FieldViolation, InvalidInput
 from aijobs.registry import Registry
 from services.jobs import transitions
-from services.jobs.admission import FOLLOW_UP_KEY, Admitted, NewJob, admit, fingerprint
+from services.jobs.admission import FOLLOW_UP_KEY, Admitted, NewJob, admit
 from services.jobs.creation import line_of_request, new_row
 from services.jobs.lifecycle import ENGINE
 from services.jobs.ranking import QueueOrder
+from services.jobs.results import FollowUp, parsed
 from services.jobs.store import jobs as job_store
 from services.jobs.store import users
 from services.jobs.store.database import Transaction
@@ -29,14 +30,6 @@ DEEPEST = 5
 MOST_FOLLOW_UPS = 20
 #: Stands for the user until the job's row has been read.
 NOBODY = "nobody"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUp:
-    """A job that a result calls for."""
-
-    job_type: str
-    input_json: str
 
 
 class FollowUpJobs:
@@ -72,7 +65,7 @@ class FollowUpJobs:
 
     async def _admit(self, job_id: str, index: int, wanted: FollowUp) -> Admitted | AijobsError:
         try:
-            value = canonical.parse(wanted.input_json)
+            value = await parsed(wanted.input_json)
         except canonical.NotStrictJson as error:
             return InvalidInput.field("input_json", str(error))
         request = NewJob(
@@ -99,7 +92,9 @@ class FollowUpJobs:
 
         """
         if admitted and parent.depth >= DEEPEST:
-            raise InvalidInput.field(_place(), f"this job is number {DEEPEST} of a chain; chains are not deeper")
+            raise InvalidInput.field(
+                _place(), f"this job is the {DEEPEST}th after the first of a chain; chains are not longer"
+            )
 
     @staticmethod
     async def lock_users(tx: Transaction, parents: Iterable[str]) -> None:
@@ -143,15 +138,17 @@ class FollowUpJobs:
 
 def _of(parent: JobRow, number: int, item: Admitted) -> Admitted:
     """Make a checked job one of its parent's user."""
+    key = f"{FOLLOW_UP_KEY}{parent.job_id}:{number}"
     request = replace(
         item.request,
         user_id=parent.user_id,
         target_type=parent.target_type,
         target_id=parent.target_id,
         labels=json.loads(parent.labels_json),
-        idempotency_key=f"{FOLLOW_UP_KEY}{parent.job_id}:{number}",
+        idempotency_key=key,
     )
-    return replace(item, request=request, fingerprint=fingerprint(request))
+    # Nobody else can ask under this key, so it says all that a fingerprint has to; the input may be large.
+    return replace(item, request=request, fingerprint=canonical.digest(key))
 
 
 def _place(index: int | None = None) -> str:

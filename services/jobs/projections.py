@@ -47,7 +47,7 @@ class Projections:
             return Checked(
                 artifacts=result.artifacts,
                 follow_ups=await self._follow_ups.admit(job_id, result.follow_ups),
-                rows=self._rows.read(result.rows),
+                rows=await self._rows.read(result.rows),
             )
         except AijobsError as error:
             return error

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
 from aijobs import canonical
 from aijobs.errors import AijobsError, FieldViolation, InvalidInput
 from aijobs.identifiers import is_identifier, rule
-from services.jobs.business_rows import BusinessRow
-from services.jobs.follow_ups import FollowUp
 from services.jobs.store.contents import ArtifactRow
 
 #: Output and projection of one job together.
@@ -18,6 +18,22 @@ LONGEST_ARTIFACT_TYPE = 64
 HIGHEST_ORDINAL = 2**31 - 1
 #: Results above this are checked in a thread, so that nobody's heartbeat waits for them.
 LARGE_RESULT = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A job that a result calls for."""
+
+    job_type: str
+    input_json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusinessRow:
+    """A row that a result calls for."""
+
+    writer: str
+    content_json: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +57,18 @@ async def problem_of(job_id: str, result: Succeeded) -> AijobsError | None:
     except AijobsError as error:
         return error
     return None
+
+
+async def parsed(text: str) -> JsonValue:
+    """Read strict JSON; a large one beside the event loop.
+
+    Raises:
+        NotStrictJson: it is none.
+
+    """
+    if len(text) <= LARGE_RESULT:
+        return canonical.parse(text)
+    return await asyncio.to_thread(canonical.parse, text)
 
 
 def _check(job_id: str, report: Succeeded) -> None:

@@ -9,9 +9,9 @@ from sqlalchemy import text
 
 from aijobs.errors import InvalidInput
 from aijobs.states import JobState
-from services.jobs.business_rows import MOST_ROWS, BusinessRow
+from services.jobs.business_rows import MOST_ROWS
 from services.jobs.execution import Accepted, Outcome
-from services.jobs.results import Succeeded
+from services.jobs.results import BusinessRow, Succeeded
 from services.jobs.store.database import Database, Transaction
 from services.jobs.store.jobs import JobRow
 from tests.conformance.conftest import BACKEND, Jobs, success

@@ -483,10 +483,10 @@ async def test_a_lock_says_how_much_time_the_whole_run_has_left(jobs: Jobs) -> N
     """Hand-backs and takeovers do not begin it anew."""
     created = await jobs.create()
     locked = await jobs.lock(created.job.job_id)
-    # Three executions of 10 s, backoffs of 2 and 4 s, and three takeovers of 10 s with 2 min each.
-    assert locked.job.run_timeout_ms == 36_000 + 390_000
+    # Three executions of 10 s, backoffs of 2 and 4 s, three takeovers of 10 s with 2 min each, half an hour in line.
+    assert locked.job.run_timeout_ms == 36_000 + 390_000 + 1_800_000
     assert locked.job.run_remaining is not None
-    assert timedelta(seconds=420) < locked.job.run_remaining <= timedelta(seconds=426)
+    assert timedelta(seconds=2220) < locked.job.run_remaining <= timedelta(seconds=2226)
     await set_back(jobs, started=timedelta(seconds=425), run_timeout=timedelta(seconds=426))
     await jobs.submit(lease_of(locked), Released(reason="for the test"))
     again = await jobs.lock(created.job.job_id)

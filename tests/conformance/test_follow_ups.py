@@ -8,16 +8,19 @@ import pytest
 from pydantic import JsonValue
 
 from aijobs.errors import AijobsError, InvalidIdempotencyKey, InvalidInput, LeaseLost, TooManyJobs
+from aijobs.registry import Registry
 from aijobs.states import JobState
-from services.jobs.execution import Accepted, Outcome
-from services.jobs.follow_ups import DEEPEST, MOST_FOLLOW_UPS, FollowUp
+from services.jobs.business_rows import BusinessRows
+from services.jobs.execution import Accepted, JobExecution, Outcome
+from services.jobs.follow_ups import DEEPEST, MOST_FOLLOW_UPS, FollowUpJobs
 from services.jobs.lifecycle import Lease
+from services.jobs.projections import Projections
 from services.jobs.quotas import Limits
-from services.jobs.results import Succeeded
+from services.jobs.results import FollowUp, Succeeded
 from services.jobs.retrying import Retry
 from services.jobs.store import tables
 from services.jobs.store.database import Database
-from tests.conformance.conftest import BACKEND, Jobs, new_job, success
+from tests.conformance.conftest import BACKEND, Jobs, failure, lease_of, new_job, success
 
 
 def follow_up(job_type: str = "testing", value: JsonValue = None) -> FollowUp:
@@ -134,10 +137,12 @@ async def test_a_chain_comes_to_an_end(jobs: Jobs) -> None:
         locked = await jobs.lock(job_id)
         assert locked.job.lease_token is not None
         lease = Lease(job_id=job_id, attempt=1, lease_token=locked.job.lease_token)
-    assert "chains are not deeper" in (await violations(jobs, lease, follow_up()))["follow_ups"]
+    assert "chains are not longer" in (await violations(jobs, lease, follow_up()))["follow_ups"]
     # Also by way of a retry.
-    await jobs.cancel(lease.job_id)
-    assert isinstance(await jobs.submit(lease, calling(follow_up())), AijobsError)
+    assert isinstance(await jobs.submit(lease, failure("CREDENTIAL_REJECTED")), Accepted)
+    retry = await jobs.retrying.retry("operator", Retry(request_id="r", job_id=lease.job_id, reason=""))
+    again = lease_of(await jobs.lock(retry.job_id))
+    assert "chains are not longer" in (await violations(jobs, again, follow_up()))["follow_ups"]
 
 
 async def test_a_retried_job_is_as_deep_as_the_one_it_repeats(jobs: Jobs) -> None:
@@ -199,3 +204,14 @@ async def test_of_two_results_of_one_job_the_one_that_is_taken_brings_its_own(jo
     assert [isinstance(answer, Accepted) for answer in results] == [True, False]
     (job_id,) = await called_for(jobs, lease.job_id)
     assert json.loads((await jobs.lock(job_id)).snapshot.content_json)["text"] == "mine"
+
+
+async def test_a_repeat_is_not_judged_anew_by_a_replica_that_knows_other_job_types(jobs: Jobs) -> None:
+    """Ruling 33, in a rolling upgrade: it is taken as it was."""
+    lease = await jobs.running()
+    result = calling(follow_up())
+    assert isinstance(await jobs.submit(lease, result), Accepted)
+    follow_ups = FollowUpJobs(Registry([]), jobs.wakeups, jobs.order)
+    other = JobExecution(jobs.database, jobs.wakeups, Projections(follow_ups, BusinessRows({})))
+    (again,) = await other.submit("executor-1", [Outcome(lease=lease, report=result)])
+    assert isinstance(again, Accepted)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from aijobs.definition import Budget, Execution, JobDefinition, Metadata, Queue, Routing, Schema
 from aijobs.failures import ExecutionFailed
+from aijobs.harness import BudgetExceeded, RunOver
 from aijobs.job_type import (
     Artifact,
     BlockingExecutionContext,
@@ -108,7 +110,21 @@ def execute_blocking(context: BlockingExecutionContext[Wanted]) -> BaseModel | J
             return _misbehave(context)
 
 
-def _misbehave(context: Any) -> BaseModel | JsonValue:
+#: What a handler says to the executor if it finds the connection: no JSON, a deep one, and what no frame may hold.
+BABBLE = {
+    "babble": b"\xff" * 100,
+    "nonsense": b"[" * 100_000,
+    "lie": b'{"progress": 1e999, "failed": {"code": 7}}',
+    "overflow": b'{"progress": true, "call": 1, "request": {}}',
+}
+
+
+def _say(body: bytes) -> None:
+    connection = int(sys.argv[1])
+    os.write(connection, len(body).to_bytes(4, "big") + body)
+
+
+def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0912 - a list of misdeeds
     match context.input.do:
         case "report" | "row":
             return _found(context)
@@ -124,6 +140,27 @@ def _misbehave(context: Any) -> BaseModel | JsonValue:
             ctypes.PyDLL(None).sleep(60)
         case "raise":
             raise LookupError("sk-canary")
+        case "end its own run":
+            context.harness.succeed(context.run)
+            time.sleep(60)
+        case "swallow":
+            for _ in range(3):
+                with suppress(BudgetExceeded, RunOver):
+                    context.harness.reserve_tool_call(context.run, "search")
+            return _found(context)
+        case "orphan":
+            # It inherits what it can, and outlives whoever has started it.
+            subprocess.Popen(["sleep", "30"], close_fds=False)
+            os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(60)
+        case "huge":
+            return Found(thread="x" * 20_000_000)
+        case "flood":
+            while True:
+                _say(b'{"progress": 1, "x": [' + b"1," * 100_000 + b"1]}")
+        case "babble" | "nonsense" | "lie" | "overflow" as do:
+            _say(BABBLE[do])
+            time.sleep(60)
         case "talk":
             sys.stdout.write("x" * 100_000)
             return _found(context)

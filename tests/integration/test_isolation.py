@@ -107,7 +107,7 @@ async def test_models_answer_wherever_a_handler_runs(client: Client, job_type: s
 
 
 @pytest.mark.parametrize("job_type", ["isolated_frugal", "shared_frugal"])
-@pytest.mark.parametrize(("do", "calls"), [("ask", 2), ("tools", 0)])
+@pytest.mark.parametrize(("do", "calls"), [("ask", 2), ("tools", 0), ("swallow", 0)])
 async def test_a_budget_holds_wherever_a_handler_runs(client: Client, job_type: str, do: str, calls: int) -> None:
     """HA-5, HA-8: the job fails at once, and the call beyond the limit is not made."""
     job, _ = await ended(client, job_type, do, times=3)
@@ -115,8 +115,9 @@ async def test_a_budget_holds_wherever_a_handler_runs(client: Client, job_type: 
     assert job.error.message == "The job reached its usage limit."
     assert await kinds(client, job.job_id) == ["created", "locked", "failed BUDGET_EXHAUSTED"]
     assert job.usage.calls == calls
-    job, _ = await ended(client, job_type, do, times=2)
-    assert job.state == job_pb2.JOB_STATE_SUCCEEDED
+    if do != "swallow":
+        job, _ = await ended(client, job_type, do, times=2)
+        assert job.state == job_pb2.JOB_STATE_SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,12 @@ async def test_a_budget_holds_wherever_a_handler_runs(client: Client, job_type: 
         ("isolated", "exit", "INTERNAL_HANDLER_DIED"),
         ("isolated", "segfault", "INTERNAL_HANDLER_DIED"),
         ("isolated_blocking", "segfault", "INTERNAL_HANDLER_DIED"),
+        ("isolated", "babble", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "nonsense", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "lie", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "flood", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "huge", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "orphan", "INTERNAL_HANDLER_DIED"),
         ("isolated", "system exit", "INTERNAL_HANDLER_ERROR"),
         ("isolated_blocking", "system exit", "INTERNAL_HANDLER_ERROR"),
         ("plain", "system exit", "INTERNAL_HANDLER_ERROR"),
@@ -149,7 +156,7 @@ async def test_a_handler_that_dies_costs_nobody_else_anything(
     assert (other.state, other.attempt) == (job_pb2.JOB_STATE_SUCCEEDED, 1)
 
 
-@pytest.mark.parametrize("do", ["hang", "hold the interpreter"])
+@pytest.mark.parametrize("do", ["hang", "hold the interpreter", "end its own run", "overflow"])
 async def test_a_timeout_ends_the_process(client: Client, do: str) -> None:
     """EX-4. Whether or not the code hears of it, and without a word to the executor's other runs."""
     before = children()
@@ -197,3 +204,13 @@ async def test_a_business_row_that_nobody_writes_fails_the_job(client: Client, j
     job, _ = await ended(client, job_type, "row")
     assert (job.state, job.error.code) == (job_pb2.JOB_STATE_FAILED, "INTERNAL_RESULT_REFUSED")
     assert job.artifact_count == 0
+
+
+async def test_a_handler_that_ends_its_own_run_and_hangs_is_stopped_all_the_same(client: Client) -> None:
+    """Nothing in the harness would stop it any more: the engine does."""
+    created = await client.create("plain", user_id="user-1", input={"do": "end its own run"})
+    async with asyncio.timeout(20):
+        async for update in client.watch(created.job.job_id, after_sequence=0):
+            if update.transition.kind == "locked":
+                await client.cancel(created.job.job_id)
+    assert (await client.get(created.job.job_id)).state == job_pb2.JOB_STATE_CANCELLED

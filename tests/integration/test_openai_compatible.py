@@ -158,6 +158,7 @@ async def test_a_redirect_is_not_followed():
         (429, {"Retry-After": "-3"}, None),
         (429, {"Retry-After": "9" * 400}, None),
         (429, {"Retry-After": "1e999"}, None),
+        (429, {"Retry-After": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None),
         (429, {}, None),
     ],
 )

@@ -66,6 +66,7 @@ def definition(job_type: str, **execution: Any) -> Any:
 
 DEFINITIONS = [
     definition("patient"),
+    definition("isolated", isolation="process", timeout=timedelta(seconds=20)),
     definition("once", abort_strategy="fail"),
     # Three of its executions together take longer than all of them may.
     definition("bounded", run_timeout=timedelta(seconds=2.5), backoff=timedelta(milliseconds=300)),
@@ -212,11 +213,11 @@ async def test_a_timeout_is_tried_again_only_if_the_job_type_says_so(engine: tup
     await engine[1].server.disconnect(len(engine[1].server.requests))
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_retry_after_is_waited_for(engine: tuple[Client, Provider], status: int) -> None:
-    seen = await run(engine, Status(status, headers={"Retry-After": "1"}), GOOD)
+@pytest.mark.parametrize(("status", "job_type"), [(429, "patient"), (503, "patient"), (429, "isolated")])
+async def test_retry_after_is_waited_for(engine: tuple[Client, Provider], status: int, job_type: str) -> None:
+    seen = await run(engine, Status(status, headers={"Retry-After": "3"}), GOOD, job_type=job_type)
     assert (seen.job.state, len(seen.requests)) == (job_pb2.JOB_STATE_SUCCEEDED, 2)
-    assert seen.seconds >= 1
+    assert seen.seconds >= 3
 
 
 async def test_a_retry_after_beyond_the_time_of_the_run_fails_at_once(engine: tuple[Client, Provider]) -> None:

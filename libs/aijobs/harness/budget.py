@@ -21,12 +21,14 @@ class BudgetExceeded(Exception):
 
     Attributes:
         limit: name of the limit, a field of `RunBudgetLimits`.
+        message: what was wanted and what is allowed.
 
     """
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(f"{limit}: {message}")
         self.limit = limit
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class RunBudgetLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunUsage:
-    """What a run has used, all figures of one moment."""
+    """What a run has used."""
 
     model_calls: int
     tool_calls: Mapping[str, int]

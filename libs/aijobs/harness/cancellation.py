@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from itertools import count
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,15 @@ class CancellationReason(StrEnum):
 
 
 class RunCancellation:
-    """The cancel signal of one run. May be used from any thread."""
+    """The cancel signal of one run. May be used from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        notify: calls what it is given, where callbacks belong; by default at once, in the thread that cancels.
+
+    """
+
+    def __init__(self, notify: Callable[[Callable[[], None]], None] | None = None) -> None:
+        self._notify = notify
         self._lock = threading.Lock()
         self._reason: CancellationReason | None = None
         self._numbers = count()
@@ -58,11 +65,15 @@ class RunCancellation:
             callbacks = list(self._callbacks.values())
             self._callbacks.clear()
         for callback in callbacks:
-            _call(callback, reason)
+            told = partial(_call, callback, reason)
+            if self._notify is None:
+                told()
+            else:
+                self._notify(told)
         return True
 
     def on_cancel(self, callback: Callable[[CancellationReason], None]) -> Callable[[], None]:
-        """Register a callback; it is called once, in the thread that cancels, or at once if the run is cancelled.
+        """Register a callback; it is called once, when the run is cancelled, or at once if it is already.
 
         Returns:
             A function that takes the registration back. Without effect once the callback has been called.
@@ -86,6 +97,6 @@ class RunCancellation:
 def _call(callback: Callable[[CancellationReason], None], reason: CancellationReason) -> None:
     try:
         callback(reason)
-    except Exception as error:  # noqa: BLE001 - one broken callback must not keep the others from being called
+    except BaseException as error:  # noqa: BLE001 - one broken callback must not keep the others from being called
         # Its message may repeat anything (AP-6).
         logger.error("a cancel callback failed: %s", type(error).__name__)

@@ -35,6 +35,7 @@ class Harness:
         longest_run: from the start of a run to its deadline, positive.
         limits: what each run may use.
         retry_policies: for technical calls inside of runs.
+        notify: calls cancel callbacks where they belong; by default at once, in the thread that cancels.
 
     Raises:
         ValueError: `longest_run` is not positive.
@@ -49,6 +50,7 @@ class Harness:
         longest_run: timedelta,
         limits: RunBudgetLimits,
         retry_policies: RetryPolicies,
+        notify: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         if longest_run <= timedelta(0):
             raise ValueError(f"longest_run must be positive: {longest_run}")
@@ -57,6 +59,7 @@ class Harness:
         self._longest_run = longest_run
         self._limits = limits
         self._retry_policies = retry_policies
+        self._notify = notify
 
     def start(self, session_id: str, *, run_id: str | None = None, longest: timedelta | None = None) -> RunContext:
         """Start a run.
@@ -74,7 +77,7 @@ class Harness:
             session_id=require_segment("session_id", session_id),
             run_id=require_segment("run_id", self._make_run_id() if run_id is None else run_id),
             deadline=self._clock() + (self._longest_run if longest is None else min(longest, self._longest_run)),
-            cancellation=RunCancellation(),
+            cancellation=RunCancellation(self._notify),
             budget=RunBudget(self._limits),
             retry_policies=self._retry_policies,
             lifecycle=RunLifecycle(),

@@ -900,7 +900,8 @@ Global___RecordUsageResponse: _TypeAlias = RecordUsageResponse  # noqa: Y015
 @_typing.final
 class FollowUpJob(_message.Message):
     """FollowUpJob is a job that is created together with the success of another one, for the same user. Number n of a job has
-    the idempotency key "follow-up:<job id>:<n>", from 1. No quota refuses it; chains are at most 5 deep.
+    the idempotency key "follow-up:<job id>:<n>", from 1. No quota refuses it; a chain has at most 5 jobs
+    after its first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

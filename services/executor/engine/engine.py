@@ -12,6 +12,7 @@ reported follows from what is written.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 
@@ -96,10 +97,16 @@ class Engine:
                 if verdict.backoff > LONGEST_HELD_WAIT or not self._fits(leased, verdict.backoff, held_until):
                     await self._report(beat, execution, Released(reason="retry later", delay=verdict.backoff))
                     return
+                begun = asyncio.get_running_loop().time()
                 try:
                     await beat.switch.sleep(verdict.backoff)
                 except RunStopped as stopped:
-                    await self._report(beat, execution, CANCELS[stopped.reason].outcome)
+                    ending = CANCELS[stopped.reason].outcome
+                    if isinstance(ending, Released):
+                        # Whoever goes on with it waits for the rest.
+                        waited = timedelta(seconds=asyncio.get_running_loop().time() - begun)
+                        ending = replace(ending, delay=max(verdict.backoff - waited, timedelta(0)))
+                    await self._report(beat, execution, ending)
                     return
 
     def _fits(self, leased: LeasedJob, wait: timedelta, held_until: float) -> bool:
@@ -146,6 +153,7 @@ class Engine:
             finally:
                 if not work.done():  # cut off by the end of the process
                     harness.cancel(run, CancellationReason.INTERNAL_FAILURE)
+                    work.cancel()
                     await asyncio.wait({work})
         detail = _detail(work, facts)
         if isinstance(detail, Failed):
@@ -177,15 +185,19 @@ def _bounded(begun: Begun, work: asyncio.Future[Succeeded], beat: Beat) -> Itera
     """
     harness, run, loop = begun.handler.harness, begun.run, asyncio.get_running_loop()
 
-    def stop(_: CancellationReason) -> None:
+    def stop(reason: CancellationReason) -> None:
+        harness.cancel(run, reason)
+        # Whether or not that ended the run: a handler that has ended it itself must not go on for ever.
+        work.cancel()
+
+    def stop_too(_: CancellationReason) -> None:
         loop.call_soon_threadsafe(work.cancel)
 
-    run.cancellation.on_cancel(stop)
-    timer = loop.call_later(
-        harness.remaining(run).total_seconds(), harness.cancel, run, CancellationReason.DEADLINE_EXCEEDED
-    )
+    # For what ends the run elsewhere: a budget.
+    run.cancellation.on_cancel(stop_too)
+    timer = loop.call_later(harness.remaining(run).total_seconds(), stop, CancellationReason.DEADLINE_EXCEEDED)
     try:
-        with beat.switch.telling(lambda reason: harness.cancel(run, CANCELS[reason].reason)):
+        with beat.switch.telling(lambda reason: stop(CANCELS[reason].reason)):
             yield
     finally:
         timer.cancel()
@@ -196,7 +208,9 @@ def _detail(work: asyncio.Future[Succeeded], facts: Facts) -> Succeeded | Failed
     execution, job_id = facts.execution, facts.job_id
     try:
         return work.result()
-    except (asyncio.CancelledError, RunOver, BudgetExceeded) as error:
+    except BudgetExceeded as error:
+        return Failed(execution=execution, code="BUDGET_EXHAUSTED", internal=str(error))
+    except (asyncio.CancelledError, RunOver) as error:
         # The run says why it is over. Should it be over for no reason, that is a fault of ours.
         return Failed(execution=execution, code="INTERNAL_ENGINE_ERROR", internal=place_of(error))
     except ExecutionFailed as failure:

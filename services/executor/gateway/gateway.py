@@ -19,7 +19,7 @@ from typing import Any
 from aijobs.canonical import JsonObject
 from aijobs.definition import CredentialMode
 from aijobs.failures import ExecutionFailed
-from aijobs.harness import BudgetExceeded, Harness, RunContext
+from aijobs.harness import BudgetExceeded, CancellationReason, Harness, RunContext
 from aijobs.job_type import ModelRequest, ModelTier
 from aijobs.schema import validate_answer
 from services.executor.gateway.ledger import CallOpened, CallSettled, UsageLedger
@@ -125,10 +125,14 @@ class Gateway:
             self._harness.check(self._run)
         started = self._monotonic()
         try:
-            ended = await self._ask(call)
+            ended = await self._until_over(self._ask(call))
         except asyncio.CancelledError as cancelled:
             # The prompt was sent, so it was paid for, most likely.
-            await self._settle(row, call.estimated_usage(), self._since(started), CANCELLED, cancelled)
+            ours = _is_cancelled()
+            await self._settle(
+                row, call.estimated_usage(), self._since(started), CANCELLED, cancelled if ours else None
+            )
+            self._harness.check(self._run)
             raise
         except Exception:
             await self._settle(row, NO_USAGE, self._since(started), BROKEN)
@@ -138,6 +142,23 @@ class Gateway:
         if isinstance(ended.result, ExecutionFailed):
             raise ended.result
         return ended.result
+
+    async def _until_over(self, asking: Coroutine[Any, Any, _Ended]) -> _Ended:
+        """Ask, and end the call with its run: whoever waits for it may not hear of that by itself (EX-4).
+
+        A handler in a thread is never cancelled, nor is what a handler has left behind.
+        """
+        task = asyncio.ensure_future(asking)
+        loop = asyncio.get_running_loop()
+
+        def stop(_: CancellationReason) -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        forget = self._run.cancellation.on_cancel(stop)
+        try:
+            return await task
+        finally:
+            forget()
 
     async def _ask(self, call: ProviderCall) -> _Ended:
         try:
@@ -208,6 +229,11 @@ class Gateway:
         elif not task.cancelled() and (failure := task.exception()) is not None:
             logger.warning("a usage row was not stored while its run was being cancelled: %s", type(failure).__name__)
         raise cancelled
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _read(answer: ProviderAnswer, schema: JsonObject) -> JsonObject | ExecutionFailed:

@@ -289,6 +289,6 @@ def _retry_after(headers: Mapping[str, str], now: Callable[[], datetime]) -> tim
 def _http_date(value: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=UTC)

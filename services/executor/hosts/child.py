@@ -6,7 +6,6 @@ the kernel kills it even if the code holds the interpreter.
 
 import asyncio
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from pkgutil import resolve_name
 
 from aijobs import logs
 from aijobs.canonical import JsonObject
+from aijobs.clock import steady_clock
 from aijobs.failures import ExecutionFailed
 from aijobs.harness import (
     BudgetExceeded,
@@ -33,18 +33,22 @@ from aijobs.harness import (
 )
 from aijobs.job_type import EarlierError, ModelRequest
 from aijobs.logs import place_of
+from services.executor.handlers import log_loop_exception
 from services.executor.hosts import frames
 from services.executor.hosts.code import ExecutionCode, JobTypeCode
 from services.executor.hosts.frames import Frame
 from services.executor.hosts.port import Facts, Means
 
 PR_SET_PDEATHSIG = 1
+EXHAUSTED = "BUDGET_EXHAUSTED"
 
 
 class Connection:
     """The executor at the other end."""
 
     def __init__(self, descriptor: int) -> None:
+        # Not for what the code starts: it would hide the end of this process.
+        os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._sending = threading.Lock()
 
@@ -58,7 +62,7 @@ class Connection:
         """Wait for the next frame; None: there is nobody any more."""
         header = self._read(frames.HEADER.size)
         body = self._read(frames.HEADER.unpack(header)[0]) if header else b""
-        return json.loads(body) if body else None
+        return frames.unpack(body) if body else None
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
@@ -137,15 +141,22 @@ class Child:
     async def _do(self, frame: Frame) -> None:
         try:
             reply: Frame = {"result": await self._result(frame)}
+            if (end := self._ended()) is not None:
+                # Its handler went on all the same.
+                reply = {"failed": frames.failure(end)}
         except ExecutionFailed as error:
             reply = {"failed": frames.failure(error)}
         except BudgetExceeded as error:
-            reply = {"failed": frames.failure(ExecutionFailed("BUDGET_EXHAUSTED", str(error)))}
+            reply = {"failed": frames.failure(ExecutionFailed(EXHAUSTED, str(error)))}
         except RunOver as error:
             reply = {"exit": str(error)}
         except BaseException as error:  # noqa: BLE001 - it ends this execution and nothing else
             reply = {"exit": type(error).__name__ if not isinstance(error, Exception) else place_of(error)}
-        self._connection.send(reply)
+        try:
+            self._connection.send(reply)
+        except (TypeError, ValueError) as error:
+            # Too large, or nothing that can be said: the executor must not wait for it.
+            self._connection.send({"exit": place_of(error)})
 
     async def _result(self, frame: Frame) -> Frame:
         match frame["step"]:
@@ -160,7 +171,7 @@ class Child:
     def _means(self, frame: Frame) -> Means:
         """Build the run once more: its tools are called in here, its models in the executor, which counts them."""
         self._harness = Harness(
-            clock=lambda: datetime.now(UTC),
+            clock=steady_clock(),
             make_run_id=lambda: frame["run_id"],
             longest_run=timedelta(seconds=frame["seconds"]),
             limits=RunBudgetLimits(**frame["limits"]),
@@ -168,6 +179,12 @@ class Child:
         )
         self._run = self._harness.start(frame["session_id"])
         return Means(run=self._run, harness=self._harness, models=self._models, progress=self._report)
+
+    def _ended(self) -> ExecutionFailed | None:
+        termination = self._run.lifecycle.termination if self._run is not None else None
+        if termination is None or termination.state is not RunState.BUDGET_EXHAUSTED:
+            return None
+        return ExecutionFailed(EXHAUSTED, termination.detail)
 
     def _report(self, percent: int) -> None:
         self._connection.send({"progress": percent})
@@ -190,6 +207,7 @@ def _code(frame: Frame) -> JobTypeCode:
 
 async def _serve(connection: Connection, child: Child) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_exception)
 
     def listen() -> None:
         while (frame := connection.receive()) is not None:
@@ -209,13 +227,18 @@ def _die_with_the_executor() -> None:
 def main() -> None:
     """Run until the executor is done with this process."""
     _die_with_the_executor()
-    # Ctrl-C in a terminal is for the executor, which ends its children as it sees fit.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logs.configure("executor", "INFO")
+    logs.configure("executor", "info")
     connection = Connection(int(sys.argv[1]))
     start = connection.receive()
-    if start is not None:
-        asyncio.run(_serve(connection, Child(connection, _code(start))))
+    if start is None:
+        return
+    sys.path += [folder for folder in start["path"] if folder not in sys.path]
+    try:
+        code = _code(start)
+    except Exception as error:  # noqa: BLE001 - its message may repeat anything (AP-6)
+        connection.send({"exit": place_of(error)})
+        return
+    asyncio.run(_serve(connection, Child(connection, code)))
 
 
 if __name__ == "__main__":

@@ -3,26 +3,25 @@
 Used for job types that ask for it, and for runs that were taken over twice: whoever has ended two executors is not
 given a third one to end.
 
-The child has its own input and output; models are asked here, so that budget, ledger and keys never leave the executor.
-It is killed, with whatever it has started, when its execution is over.
+Models are asked here, so that budget, ledger and keys stay with the executor. The child is killed when its execution is
+over, with whatever it has started, unless that has left its process group. It is protection from accidents: code that
+means harm has the same user's rights as the executor.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import structlog
 
 from aijobs.definition import JobDefinition
 from aijobs.failures import ExecutionFailed
 from aijobs.harness import BudgetExceeded, CancellationReason, RunOver
+from aijobs.job_type import ModelRequest
 from aijobs.logs import place_of
 from aijobs.registry import model_reference
 from services.executor.handlers import ABANDON_AFTER, HandlerExit, HandlerLoop
@@ -31,10 +30,11 @@ from services.executor.hosts.frames import Frame
 from services.executor.hosts.port import Facts, Means, Output, Projected
 from services.executor.outcomes import FollowUpJob, ProjectedArtifact, ProjectedRow
 
-#: Settings of the executor, keys of providers among them, are none of a handler's business.
+#: Settings of the executor, keys of providers among them, are none of a handler's business. Their names have no case.
 OURS = "AIJOBS_"
 #: A process that is killed is gone soon; one that is not, hangs in the kernel, and nobody can wait for that.
 GONE_WITHIN = timedelta(seconds=2)
+LAST_WORDS_WITHIN = timedelta(milliseconds=200)
 log = structlog.get_logger()
 
 
@@ -55,6 +55,7 @@ class ProcessHost:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._calls: set[asyncio.Task[None]] = set()
+        self._heard_bytes = 0
 
     async def read_input(self, snapshot_json: str) -> None:
         """Start the child and let it validate the snapshot."""
@@ -89,10 +90,10 @@ class ProcessHost:
 
     async def close(self) -> None:
         """Kill the child, and wait until it is gone."""
-        for task in self._calls:
-            task.cancel()
+        await self._end_calls()
         if self._writer is not None:
-            self._writer.close()
+            # At once: something that the child has started may hold the other end open.
+            self._writer.transport.abort()
         if self._process is None:
             return
         _kill(self._process)
@@ -104,17 +105,22 @@ class ProcessHost:
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.executor.hosts.child", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                # A group of its own, so that what it starts ends with it.
-                start_new_session=True,
-                env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(OURS)}
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "services.executor.hosts.child", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    # A group of its own, so that what it starts ends with it.
+                    start_new_session=True,
+                    env=environment,
+                )
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            # A child that has been started all the same ends when there is nobody at the other end.
+            ours.close()
+            raise
         definition = self._definition
         self._send(
             {
@@ -123,6 +129,7 @@ class ProcessHost:
                 "output": model_reference(definition.output.model),
                 "executor": definition.executor,
                 "projector": definition.projector,
+                "path": sys.path,
             }
         )
 
@@ -136,45 +143,79 @@ class ProcessHost:
         try:
             return await asyncio.shield(listening)
         except asyncio.CancelledError:
-            if not listening.done():
-                reason = means.run.cancellation.reason if means else None
+            reason = means.run.cancellation.reason if means else None
+            with contextlib.suppress(HandlerExit):
                 self._send({"cancel": reason or CancellationReason.INTERNAL_FAILURE})
-                await asyncio.wait({listening}, timeout=ABANDON_AFTER.total_seconds())
+            await self._end_calls()
+            await asyncio.wait({listening}, timeout=ABANDON_AFTER.total_seconds())
+            raise
+        finally:
             listening.cancel()
             await asyncio.wait({listening})
             if not listening.cancelled():
                 listening.exception()
-            raise
+
+    async def _end_calls(self) -> None:
+        """End the model calls that are under way, and let their rows be settled."""
+        calls = set(self._calls)
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls, timeout=ABANDON_AFTER.total_seconds())
 
     async def _listen(self, means: Means | None) -> Frame:
-        while True:
-            frame = await self._receive()
-            match frame:
-                case {"progress": int(percent)} if means is not None:
-                    means.progress(percent)
-                case {"call": int(number), "request": request} if means is not None:
-                    task = asyncio.ensure_future(self._ask(number, request, means))
+        try:
+            while True:
+                if (result := self._heard(await self._receive_or_die(), means)) is not None:
+                    return result
+                # However much it says: everybody else's turn comes in between.
+                await asyncio.sleep(0)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            # Somebody's code may write to the connection, too.
+            raise HandlerExit("its process says what nobody understands") from error
+
+    def _heard(self, frame: Frame, means: Means | None) -> Frame | None:
+        """Take in what the child says; return the result if the step has one.
+
+        Raises:
+            ExecutionFailed: the step has failed.
+            HandlerExit: the code ended in a way of its own.
+            KeyError: or TypeError, ValueError: the frame is none of ours.
+
+        """
+        match frame:
+            case {"progress": int(percent)}:
+                if means is not None:
+                    means.progress(max(0, min(100, int(percent))))
+            case {"call": int(number), "request": request}:
+                if means is None:
+                    # What is left of a handler, after its return.
+                    self._send({"call": number, "over": True})
+                else:
+                    if len(self._calls) >= frames.MOST_OPEN_CALLS:
+                        raise ValueError("too many calls at once")
+                    task = asyncio.ensure_future(self._ask(number, frames.asked(dict(request)), means))
                     self._calls.add(task)
                     task.add_done_callback(self._calls.discard)
-                case {"failed": failure}:
-                    raise frames.failed(failure)
-                case {"exit": str(error)}:
-                    raise HandlerExit(error)
-                case {"result": result}:
-                    return dict(result)
-                case _:
-                    raise HandlerExit("its process says what nobody understands")
+            case {"failed": failure}:
+                raise frames.failed(failure)
+            case {"exit": str(error)}:
+                raise HandlerExit(error)
+            case {"result": result}:
+                return dict(result)
+            case _:
+                raise ValueError("no frame of ours")
+        return None
 
-    async def _ask(self, number: int, request: Mapping[str, Any], means: Means) -> None:
+    async def _ask(self, number: int, asked: ModelRequest, means: Means) -> None:
         """Ask a model for the child. That it is told of the answer costs the run nothing if it is gone."""
         try:
-            asked = frames.asked(dict(request))
             answer = await self._handlers.run(lambda: means.models.generate_json(asked), self._name)
             reply: Frame = {"answer": answer}
         except ExecutionFailed as error:
             reply = {"failed": frames.failure(error)}
         except BudgetExceeded as error:
-            reply = {"budget": [error.limit, str(error)]}
+            reply = {"budget": [error.limit, error.message]}
         except RunOver:
             reply = {"over": True}
         except Exception as error:  # noqa: BLE001 - whatever it is, the child waits for an answer
@@ -187,15 +228,35 @@ class ProcessHost:
             raise HandlerExit("its process is gone")
         self._writer.write(frames.pack(frame))
 
+    async def _receive_or_die(self) -> Frame:
+        """Wait for what the child says next, or for its end, which a process that it has started may hide."""
+        if self._process is None:
+            raise HandlerExit("its process was never started")
+        receiving = asyncio.ensure_future(self._receive())
+        ending = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                # Its last words are here already, if it had any.
+                await asyncio.wait({receiving}, timeout=LAST_WORDS_WITHIN.total_seconds())
+            if receiving.done():
+                return receiving.result()
+            raise ExecutionFailed("INTERNAL_HANDLER_DIED", await self._last_words())
+        finally:
+            for task in (receiving, ending):
+                task.cancel()
+            await asyncio.wait({receiving, ending})
+
     async def _receive(self) -> Frame:
         if self._reader is None:
             raise HandlerExit("its process was never started")
         try:
             (size,) = frames.HEADER.unpack(await self._reader.readexactly(frames.HEADER.size))
-            if size > frames.LARGEST_FRAME:
-                raise HandlerExit("its process says too much at once")
-            return dict(json.loads(await self._reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            self._heard_bytes += size
+            if size > frames.LARGEST_FRAME or self._heard_bytes > frames.LARGEST_TALK:
+                raise HandlerExit("its process says too much")
+            return frames.unpack(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ExecutionFailed("INTERNAL_HANDLER_DIED", await self._last_words()) from error
 
     async def _last_words(self) -> str:

@@ -10,12 +10,10 @@ import structlog
 
 from aijobs.errors import InvalidInput, Unavailable
 from aijobs.v1 import lifecycle_service_pb2, lifecycle_service_pb2_grpc
-from services.jobs.business_rows import BusinessRow
 from services.jobs.execution import Accepted, Cancelled, Failed, JobExecution, Outcome, Released
-from services.jobs.follow_ups import FollowUp
 from services.jobs.leasing import Extend, Extended, Holder, JobLeasing, Locked, LockRequest
 from services.jobs.lifecycle import Lease
-from services.jobs.results import Succeeded
+from services.jobs.results import BusinessRow, FollowUp, Succeeded
 from services.jobs.rpc import translate
 from services.jobs.sessions import CancelRun, Command, Drain, ExecutorSessions, Session
 from services.jobs.store.contents import ArtifactRow

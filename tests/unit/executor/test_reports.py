@@ -282,23 +282,6 @@ async def test_leases_that_are_shorter_than_expected_are_renewed_in_time() -> No
     assert beat.switch.reason is None
 
 
-async def test_a_result_that_is_there_is_not_thrown_away_because_the_process_ends() -> None:
-    switch = StopSwitch()
-
-    async def finish() -> str:
-        switch.stop(StopReason.SHUTTING_DOWN)
-        return "done"
-
-    assert await switch.guard(finish()) == "done"
-
-    async def finish_too_late() -> str:
-        switch.stop(StopReason.LEASE_LOST)
-        return "done"
-
-    with pytest.raises(RunStopped):
-        await StopSwitch.guard(switch, finish_too_late())
-
-
 async def test_a_broken_session_renews_all_leases_at_once() -> None:
     client = Client(renewed())
     heartbeats = Heartbeats(client, timedelta(hours=1))

@@ -324,3 +324,16 @@ async def test_what_a_cancelled_call_used_is_counted_all_the_same() -> None:
         await asking
     assert [row.error_code for row in ledger.rows[1:]] == ["CANCELLED"]
     assert run.budget.usage.input_tokens == ledger.rows[1].usage.input_tokens > 0
+
+
+async def test_a_call_ends_with_its_run_though_nobody_cancels_whoever_waits_for_it() -> None:
+    """EX-4: a handler in a thread cannot be cancelled, and would pay for the answer."""
+    ledger = Ledger()
+    run = HARNESS.start("job-1")
+    built, provider = gateway(ledger, None, run=run)
+    asking = asyncio.create_task(built.generate_json(REQUEST))
+    await provider.asked.wait()
+    HARNESS.cancel(run, CancellationReason.DEADLINE_EXCEEDED)
+    with pytest.raises(RunOver, match="TIMED_OUT"):
+        await asking
+    assert [row.error_code for row in ledger.rows[1:]] == ["CANCELLED"]

@@ -1,5 +1,7 @@
 """Cancelling: the first reason, and each callback once (HA-3)."""
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -86,3 +88,28 @@ def test_registering_while_cancelling_loses_no_callback() -> None:
             partial(cancellation.on_cancel, called.append),
         )
         assert called == [USER, USER]
+
+
+def test_callbacks_are_called_where_they_belong() -> None:
+    posted: list[Callable[[], None]] = []
+    cancellation = RunCancellation(posted.append)
+    called: list[CancellationReason] = []
+    cancellation.on_cancel(called.append)
+    cancellation.cancel(USER)
+    assert called == []
+    posted.pop()()
+    assert (called, posted) == ([USER], [])
+
+
+@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_not_even_such_a_callback_stops_the_others(error: BaseException) -> None:
+    cancellation = RunCancellation()
+    called: list[CancellationReason] = []
+
+    def fail(_: CancellationReason) -> None:
+        raise error
+
+    cancellation.on_cancel(fail)
+    cancellation.on_cancel(called.append)
+    cancellation.cancel(USER)
+    assert called == [USER]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aijobs.failures import TAXONOMY, Again, treatment
+from aijobs.failures import TAXONOMY, Again, ExecutionFailed, treatment
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_public_texts_are_sentences_without_inner_things() -> None:
     for entry in TAXONOMY.values():
         assert entry.public.endswith(".")
         assert not any(character in entry.public for character in ":\\{}<>")
+
+
+@pytest.mark.parametrize("wrong", [{"internal": ValueError("x")}, {"feedback": 7}, {"retry_after": 5}])
+def test_a_failure_is_checked_where_it_is_raised(wrong: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        ExecutionFailed(**{"code": "PROVIDER_X", "internal": "x", **wrong})  # type: ignore[arg-type]

@@ -117,14 +117,14 @@ def test_the_queue_gives_what_a_definition_leaves_out() -> None:
 
 
 def test_the_time_of_a_whole_run_is_what_it_can_come_to_unless_it_is_named() -> None:
-    """EX-4: executions and doubling waits; and for each takeover an execution with two minutes for what it costs."""
+    """EX-4: executions, doubling waits; for each takeover an execution and two minutes; half an hour for the line."""
     named = definition(execution=Execution(timeout=timedelta(seconds=5), run_timeout=timedelta(seconds=7)))
     counted = definition(
         execution=Execution(timeout=timedelta(seconds=5), max_retries=3, backoff=timedelta(seconds=400))
     )
     assert named.run_timeout == timedelta(seconds=7)
-    waits, takeovers = timedelta(seconds=400 + 600 + 600), 3 * timedelta(seconds=125)
-    assert counted.run_timeout == 4 * timedelta(seconds=5) + waits + takeovers
+    waits, takeovers, line = timedelta(seconds=400 + 600 + 600), 3 * timedelta(seconds=125), timedelta(minutes=30)
+    assert counted.run_timeout == 4 * timedelta(seconds=5) + waits + takeovers + line
 
 
 def test_credentials_may_allow_both_modes() -> None:
