@@ -21,7 +21,7 @@ from services.executor.engine.prepare import Prepare, SessionPort
 from services.executor.gateway.ledger import CallOpened, CallSettled
 from services.executor.gateway.provider import Usage
 from services.executor.heartbeats import Heartbeats
-from services.executor.leases import Beat, Lease, LeasedJob, RunStopped, StopReason, StopSwitch
+from services.executor.leases import Beat, Lease, LeasedJob, RunStopped, StopReason
 from services.executor.ledger import LedgerWriter
 from services.executor.lifecycle_client import Accepted, LifecycleClient, Refused, Renewed
 from services.executor.outcomes import Abandoned, Cancelled, Failed, Report, Succeeded
