@@ -6,8 +6,10 @@ the ledger must hold, how the job ends, and what its user reads.
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -247,3 +249,35 @@ async def test_the_time_of_the_whole_run_ends_the_retries(engine: tuple[Client, 
     assert (seen.job.state, seen.job.error.code) == (job_pb2.JOB_STATE_FAILED, "TIMEOUT")
     assert len(seen.requests) == 2
     assert seen.seconds < 4
+
+
+async def test_what_is_left_of_a_wait_goes_on_after_the_executor_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EX-2, EX-10: the run is given back, and whoever goes on with it waits for the rest."""
+    async with ModelServer(lambda _: Status(429, headers={"Retry-After": "25"})) as server:
+        for name, value in (
+            ("PROVIDER", "openai"),
+            ("PROVIDER_BASE_URL", server.base_url),
+            ("MODEL_PRIMARY", "scripted"),
+            ("DRAIN_SECONDS", "0"),
+        ):
+            monkeypatch.setenv(f"AIJOBS_{name}", value)
+        database = tmp_path / "jobs.db"
+        async with (
+            embedded(database, asyncio.Event(), registry=Registry(DEFINITIONS)) as address,
+            Client(address) as client,
+        ):
+            created = await client.create(
+                "patient", user_id="user-1", input={"prompt": PROMPT, "output_schema": SCHEMA}
+            )
+            async with asyncio.timeout(20):
+                async for update in client.watch(created.job.job_id, after_sequence=0):
+                    if update.transition.kind == "execution_failed":
+                        break
+    with closing(sqlite3.connect(database)) as connection:
+        due_at, handed_back_at = connection.execute(
+            "SELECT due_at, (SELECT at FROM job_history WHERE kind = 'handed_back') FROM jobs"
+        ).fetchone()
+    left = timedelta(microseconds=due_at - handed_back_at)
+    assert timedelta(seconds=15) < left <= timedelta(seconds=25)
