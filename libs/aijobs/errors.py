@@ -141,7 +141,7 @@ class InvalidIdempotencyKey(InvalidInput):
     """The idempotency key has characters or a length that could make two keys one (ruling 15)."""
 
     reason = "INVALID_IDEMPOTENCY_KEY"
-    advice = "Use 1 to 128 printable ASCII characters without blanks."
+    advice = "Use 1 to 128 printable ASCII characters without blanks, and not `follow-up:` at their beginning."
 
 
 class JobNotFound(AijobsError):

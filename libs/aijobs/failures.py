@@ -52,6 +52,10 @@ TAXONOMY: dict[str, Treatment] = {
         again=Again.NEVER,
         public="The offline provider cannot answer for this output schema. Its documentation lists what it knows.",
     ),
+    # The same output would be refused again.
+    "INTERNAL_RESULT_REFUSED": Treatment(
+        again=Again.NEVER, public="Something went wrong on our side. Please contact support."
+    ),
     "INTERNAL_": Treatment(again=Again.ONCE, public="Something went wrong on our side. Please try again."),
 }
 

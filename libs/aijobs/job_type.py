@@ -19,6 +19,8 @@ from pydantic import BaseModel, JsonValue
 from aijobs.canonical import JsonObject
 from aijobs.harness import Harness, RunContext
 
+#: A chain has at most so many jobs after its first.
+DEEPEST = 5
 InputT_co = TypeVar("InputT_co", bound=BaseModel, covariant=True)
 
 
@@ -197,12 +199,16 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedJob:
-    """What a projector may know about the job."""
+    """What a projector may know about the job.
+
+    `depth` counts the jobs before it in its chain of follow-up jobs. At `DEEPEST` it may call for no more of them.
+    """
 
     job_id: str
     job_type: str
     user_id: str
     input: BaseModel
+    depth: int = 0
 
 
 class Projector(Protocol):

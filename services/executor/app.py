@@ -35,7 +35,7 @@ from services.executor.handlers import HandlerLoop, HandlerWatch
 from services.executor.heartbeats import Heartbeats
 from services.executor.hosts.code import JobTypeCode
 from services.executor.hosts.process import ProcessHost
-from services.executor.hosts.shared import SharedHost
+from services.executor.hosts.shared import shared_host
 from services.executor.ledger import LedgerWriter, RemoteLedger
 from services.executor.lifecycle_client import LifecycleClient
 from services.executor.session import ExecutorSession, Introduction
@@ -131,7 +131,7 @@ def build(settings: ExecutorSettings, registry: Registry, broker: Broker) -> Exe
         prepare=Prepare(client, session),
         resolve=Resolve(
             types,
-            Hosts(shared=partial(SharedHost, handlers), process=partial(ProcessHost, handlers)),
+            Hosts(shared=partial(shared_host, handlers), process=partial(ProcessHost, handlers)),
             make_gateway,
         ),
         execute=Execute(),

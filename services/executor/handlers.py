@@ -64,13 +64,13 @@ class _Run(Generic[T]):
         except asyncio.CancelledError as error:
             if self.cancelled:
                 raise
-            raise HandlerExit(type(error).__name__) from error
+            raise HandlerExit(place_of(error)) from error
         except Exception:
             raise
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not self._is_current():
                 raise  # Python itself is clearing this coroutine away
-            raise HandlerExit(type(error).__name__) from error
+            raise HandlerExit(place_of(error)) from error
 
     def _is_current(self) -> bool:
         try:
@@ -97,7 +97,7 @@ class HandlerLoop:
     """Runs coroutines on the handlers' loop from the main loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="handlers", daemon=True)
         self._runs: set[_Run[Any]] = set()
         self._stopping = False
@@ -106,13 +106,13 @@ class HandlerLoop:
 
     def start(self) -> None:
         """Start the thread."""
-        self._loop.set_exception_handler(log_loop_exception)
+        self.loop.set_exception_handler(log_loop_exception)
         self._thread.start()
 
     def _serve(self) -> None:
         while not self._stopping:
             try:
-                self._loop.run_forever()
+                self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised in a task or a callback that a handler had started: it must not take the other runs along.
                 log.error("a handler tried to end the process", error=type(error).__name__)
@@ -156,14 +156,14 @@ class HandlerLoop:
         if not self._thread.is_alive():
             return
         runs = list(self._runs)
-        asyncio.run_coroutine_threadsafe(self._end(runs, last), self._loop)
+        asyncio.run_coroutine_threadsafe(self._end(runs, last), self.loop)
         # As long as both steps of the end may take, and some more.
         patience = 3 * ABANDON_AFTER.total_seconds()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, patience)
         if self._thread.is_alive():
             log.warning("a handler blocks its event loop; it ends with the process")
-        elif not asyncio.all_tasks(self._loop):
-            self._loop.close()
+        elif not asyncio.all_tasks(self.loop):
+            self.loop.close()
 
     async def _end(self, runs: Sequence[_Run[Any]], last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
         for run in runs:
@@ -180,7 +180,7 @@ class HandlerLoop:
             except Exception as error:  # noqa: BLE001 - the thread ends all the same
                 log.warning("the handlers' loop did not end in order", error=place_of(error))
         self._stopping = True
-        self._loop.stop()
+        self.loop.stop()
 
     async def watch(self) -> None:
         """Look after the handlers' loop until cancelled: say who is running when it does not answer (EX-11)."""
@@ -207,7 +207,7 @@ class HandlerLoop:
     def post(self, callback: Callable[[], None]) -> None:
         """Call something on the handlers' loop, soon; never, if the process ends first. From any thread."""
         with suppress(RuntimeError):  # the loop has been closed: the process ends
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
 
 
 def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -34,6 +34,8 @@ class LeasedJob:
     user_id: str
     #: First job of the chain that the job belongs to; the session of its runs (HA-8).
     root_job_id: str
+    #: How many jobs came before it in its chain of follow-ups.
+    depth: int
     #: How often executors were lost with the job in hand.
     takeovers: int
     snapshot_json: str

@@ -187,6 +187,7 @@ def _leased(locked: lifecycle_service_pb2.LockedJob, sent_at: float) -> LeasedJo
         user_id=locked.job.user_id,
         root_job_id=locked.job.root_job_id,
         takeovers=locked.job.takeover_count,
+        depth=locked.job.depth,
         snapshot_json=locked.snapshot_json,
         earlier_errors=[EarlierError(code=error.code, feedback=error.feedback) for error in locked.earlier_errors],
         run_until=sent_at + locked.run_remaining.ToTimedelta().total_seconds()

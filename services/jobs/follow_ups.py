@@ -13,6 +13,7 @@ from uuid_utils import uuid7
 
 from aijobs import canonical
 from aijobs.errors import AijobsError, FieldViolation, InvalidInput
+from aijobs.job_type import DEEPEST
 from aijobs.registry import Registry
 from services.jobs import transitions
 from services.jobs.admission import FOLLOW_UP_KEY, Admitted, NewJob, admit
@@ -26,7 +27,6 @@ from services.jobs.store.database import Transaction
 from services.jobs.store.jobs import JobRow
 from services.jobs.wakeups import Wakeups
 
-DEEPEST = 5
 MOST_FOLLOW_UPS = 20
 #: Stands for the user until the job's row has been read.
 NOBODY = "nobody"

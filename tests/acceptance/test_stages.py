@@ -15,6 +15,7 @@ from services.jobs.store.tables import job_artifacts
 from tests.acceptance.conftest import MakeEngine
 from tests.acceptance.engine import USER, Engine
 from tests.acceptance.gate import Gate, Link
+from tests.acceptance.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,6 +32,7 @@ async def shared_engine(make_engine: MakeEngine, tmp_path_factory: pytest.TempPa
     (distribution / "METADATA").write_text("Name: mortal\nVersion: 1.0.0\n")
     (distribution / "entry_points.txt").write_text(
         "[aijobs.job_types]\nmortal = tests.acceptance.mortal_jobs:DEFINITION\n"
+        "mortal_alone = tests.acceptance.mortal_jobs:ALONE\n"
     )
     engine = await make_engine(PYTHONPATH=f"{ROOT}:{folder}")
     await engine.start()
@@ -113,6 +115,29 @@ async def test_the_executor_dies_between_two_stages(
 def _kill(dying: list[ServiceProcess]) -> None:
     assert dying[0].pid is not None
     os.kill(dying[0].pid, signal.SIGKILL)
+
+
+async def test_a_killed_executor_takes_its_isolated_runs_along_with_what_they_have_started(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """EX-11: also while the code holds the interpreter."""
+    marker = tmp_path / "pids"
+    job_id = await engine.create("mortal_alone", place="spawn", marker=str(marker))
+    await until(lambda: marker.exists() and len(marker.read_text().split()) > 1, "the handler to run")
+    pids = [int(pid) for pid in marker.read_text().split()]
+    assert all(_alive(pid) for pid in pids)
+    await engine.executor.kill()
+    await until(lambda: not any(_alive(pid) for pid in pids), "both to end")
+    await engine.executor.start()
+    job = await engine.ended(job_id)
+    assert (job.state, job.takeover_count) == (job_pb2.JOB_STATE_SUCCEEDED, 1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def _goes_on_elsewhere(engine: Engine, executor: ServiceProcess, job_id: str) -> None:

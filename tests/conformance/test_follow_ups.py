@@ -8,11 +8,12 @@ import pytest
 from pydantic import JsonValue
 
 from aijobs.errors import AijobsError, InvalidIdempotencyKey, InvalidInput, LeaseLost, TooManyJobs
+from aijobs.job_type import DEEPEST
 from aijobs.registry import Registry
 from aijobs.states import JobState
 from services.jobs.business_rows import BusinessRows
 from services.jobs.execution import Accepted, JobExecution, Outcome
-from services.jobs.follow_ups import DEEPEST, MOST_FOLLOW_UPS, FollowUpJobs
+from services.jobs.follow_ups import MOST_FOLLOW_UPS, FollowUpJobs
 from services.jobs.lifecycle import Lease
 from services.jobs.projections import Projections
 from services.jobs.quotas import Limits

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -120,11 +121,11 @@ BABBLE = {
 
 
 def _say(body: bytes) -> None:
-    connection = int(sys.argv[1])
+    connection = int(sys.argv[1])  # as the child was told
     os.write(connection, len(body).to_bytes(4, "big") + body)
 
 
-def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0912 - a list of misdeeds
+def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0911, PLR0912 - a list of misdeeds
     match context.input.do:
         case "report" | "row":
             return _found(context)
@@ -140,6 +141,20 @@ def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0912 - a list
             ctypes.PyDLL(None).sleep(60)
         case "raise":
             raise LookupError("sk-canary")
+        case "fork":
+            if os.fork() == 0:
+                time.sleep(0.3)
+            return _found(context)
+        case "close everything":
+            os.closerange(3, 1000)
+            return _found(context)
+        case "nan":
+            for percent in (math.nan, math.inf, -math.inf, 1e308):
+                context.progress(percent)
+            return _found(context)
+        case "block":
+            time.sleep(5)
+            return _found(context)
         case "end its own run":
             context.harness.succeed(context.run)
             time.sleep(60)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from pydantic import JsonValue
+from structlog.testing import capture_logs
 
 from aijobs.client import Client
 from aijobs.registry import Registry
@@ -132,6 +133,7 @@ async def test_a_budget_holds_wherever_a_handler_runs(client: Client, job_type: 
         ("isolated", "flood", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "huge", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "orphan", "INTERNAL_HANDLER_DIED"),
+        ("isolated", "close everything", "INTERNAL_HANDLER_DIED"),
         ("isolated", "system exit", "INTERNAL_HANDLER_ERROR"),
         ("isolated_blocking", "system exit", "INTERNAL_HANDLER_ERROR"),
         ("plain", "system exit", "INTERNAL_HANDLER_ERROR"),
@@ -214,3 +216,35 @@ async def test_a_handler_that_ends_its_own_run_and_hangs_is_stopped_all_the_same
             if update.transition.kind == "locked":
                 await client.cancel(created.job.job_id)
     assert (await client.get(created.job.job_id)).state == job_pb2.JOB_STATE_CANCELLED
+
+
+async def test_a_plain_function_does_not_wait_for_a_coroutine_that_blocks(client: Client) -> None:
+    """It has a second; the other one blocks the handlers' loop for five."""
+    blocking = await client.create("shared", user_id="user-1", input={"do": "block"})
+    job, _ = await ended(client, "plain_brief", "report")
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED, job.error
+    assert (await client.get(blocking.job.job_id)).state == job_pb2.JOB_STATE_RUNNING
+    async with asyncio.timeout(20):
+        async for _ in client.watch(blocking.job.job_id):
+            pass
+
+
+@pytest.mark.parametrize("job_type", ["isolated", "plain", "shared"])
+@pytest.mark.parametrize("do", ["nan", "report"])
+async def test_odd_progress_is_no_failure(client: Client, job_type: str, do: str) -> None:
+    job, _ = await ended(client, job_type, do)
+    assert job.state == job_pb2.JOB_STATE_SUCCEEDED, job.error
+
+
+async def test_a_copy_that_a_handler_makes_of_its_process_says_nothing_that_counts(client: Client) -> None:
+    job, _ = await ended(client, "isolated", "fork")
+    assert (job.state, job.retry_count) == (job_pb2.JOB_STATE_SUCCEEDED, 0), job.error
+    assert job.artifact_count == 1
+
+
+async def test_why_an_execution_failed_is_in_the_log(client: Client) -> None:
+    with capture_logs() as logs:
+        job, _ = await ended(client, "isolated", "segfault")
+    told = [entry for entry in logs if entry["event"] == "execution failed"]
+    assert [(entry["job_id"], entry["code"]) for entry in told] == [(job.job_id, "INTERNAL_HANDLER_DIED")] * 2
+    assert told[0]["why"] == "its process was ended by SIGSEGV"

@@ -252,6 +252,7 @@ class Job(_message.Message):
     ROOT_JOB_ID_FIELD_NUMBER: _builtins.int
     PARENT_JOB_ID_FIELD_NUMBER: _builtins.int
     FOLLOW_UP_JOB_IDS_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """UUIDv7 in its 36-character text form."""
     job_type: _builtins.str
@@ -290,6 +291,8 @@ class Job(_message.Message):
     """The first job of a chain of retries and follow-up jobs; the job itself if it repeats and follows none."""
     parent_job_id: _builtins.str
     """The job whose result called for this one; empty if a caller created it."""
+    depth: _builtins.int
+    """How many jobs came before this one in its chain of follow-up jobs; 0 for a job that a caller created."""
     @_builtins.property
     def target(self) -> Global___Target:
         """The caller's own thing that the job is about, if one was named."""
@@ -367,10 +370,11 @@ class Job(_message.Message):
         root_job_id: _builtins.str = ...,
         parent_job_id: _builtins.str = ...,
         follow_up_job_ids: _abc.Iterable[_builtins.str] | None = ...,
+        depth: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "run_at", b"run_at", "start_time", b"start_time", "target", b"target", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "artifacts", b"artifacts", "attempt", b"attempt", "cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "error", b"error", "finish_time", b"finish_time", "follow_up_job_ids", b"follow_up_job_ids", "idempotency_key", b"idempotency_key", "job_id", b"job_id", "job_type", b"job_type", "labels", b"labels", "max_retries", b"max_retries", "output_hash", b"output_hash", "output_json", b"output_json", "parent_job_id", b"parent_job_id", "priority", b"priority", "progress", b"progress", "queue", b"queue", "retry_count", b"retry_count", "retry_of", b"retry_of", "root_job_id", b"root_job_id", "run_at", b"run_at", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "takeover_count", b"takeover_count", "target", b"target", "usage", b"usage", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "artifacts", b"artifacts", "attempt", b"attempt", "cancel_request_time", b"cancel_request_time", "create_time", b"create_time", "depth", b"depth", "error", b"error", "finish_time", b"finish_time", "follow_up_job_ids", b"follow_up_job_ids", "idempotency_key", b"idempotency_key", "job_id", b"job_id", "job_type", b"job_type", "labels", b"labels", "max_retries", b"max_retries", "output_hash", b"output_hash", "output_json", b"output_json", "parent_job_id", b"parent_job_id", "priority", b"priority", "progress", b"progress", "queue", b"queue", "retry_count", b"retry_count", "retry_of", b"retry_of", "root_job_id", b"root_job_id", "run_at", b"run_at", "sequence", b"sequence", "start_time", b"start_time", "state", b"state", "takeover_count", b"takeover_count", "target", b"target", "usage", b"usage", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,13 +59,16 @@ class Complete:
             answer = Refused(reason=error.reason, message=error.message)
         except Exception as error:  # noqa: BLE001 - a report that cannot be built must fail the job, not strand it
             answer = Refused(reason="INTERNAL", message=place_of(error))
-        # The outcome's own texts stay out of the log (AP-6).
+        # What users and models wrote stays out of the log (AP-6).
         report = log.bind(
             job_id=lease.job_id,
             attempt=lease.attempt,
             outcome=type(outcome).__name__.lower(),
             code=outcome.code if isinstance(outcome, Failed) else None,
         )
+        if isinstance(outcome, Failed):
+            # For operators, as whoever raises it is told: no key, prompt or answer (AP-6).
+            report.warning("execution failed", execution=outcome.execution, why=outcome.internal)
         if isinstance(answer, Refused):
             report.warning("report refused", reason=answer.reason)
         else:

@@ -139,6 +139,7 @@ class Engine:
             user_id=leased.user_id,
             attempt=leased.lease.attempt,
             execution=execution,
+            depth=leased.depth,
             earlier_errors=earlier_errors[-MOST_EARLIER_ERRORS:],
         )
         try:
@@ -147,13 +148,12 @@ class Engine:
             return Failed.of(execution, failure)
         harness, run = begun.handler.harness, begun.run
         work = asyncio.ensure_future(self._succeed(begun, beat))
-        with _bounded(begun, work, beat):
+        with _bounded(begun, work, beat) as stop:
             try:
                 await asyncio.wait({work})
             finally:
                 if not work.done():  # cut off by the end of the process
-                    harness.cancel(run, CancellationReason.INTERNAL_FAILURE)
-                    work.cancel()
+                    stop(CancellationReason.INTERNAL_FAILURE)
                     await asyncio.wait({work})
         detail = _detail(work, facts)
         if isinstance(detail, Failed):
@@ -178,27 +178,38 @@ class Engine:
 
 
 @contextmanager
-def _bounded(begun: Begun, work: asyncio.Future[Succeeded], beat: Beat) -> Iterator[None]:
+def _bounded(
+    begun: Begun, work: asyncio.Future[Succeeded], beat: Beat
+) -> Iterator[Callable[[CancellationReason], None]]:
     """End an execution's run when its time is over, or when the job's run has to stop, and its work with it (EX-4).
 
-    The harness is told first; it tells whoever registered, and this work as one of them.
+    The harness is told first; it tells whoever registered, and this work as one of them. Yields what stops it.
     """
     harness, run, loop = begun.handler.harness, begun.run, asyncio.get_running_loop()
+
+    stopped = False
+
+    def stop_work() -> None:
+        # Once: a second time would cut short what a handler is given for its end.
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            work.cancel()
 
     def stop(reason: CancellationReason) -> None:
         harness.cancel(run, reason)
         # Whether or not that ended the run: a handler that has ended it itself must not go on for ever.
-        work.cancel()
+        stop_work()
 
     def stop_too(_: CancellationReason) -> None:
-        loop.call_soon_threadsafe(work.cancel)
+        loop.call_soon_threadsafe(stop_work)
 
     # For what ends the run elsewhere: a budget.
     run.cancellation.on_cancel(stop_too)
     timer = loop.call_later(harness.remaining(run).total_seconds(), stop, CancellationReason.DEADLINE_EXCEEDED)
     try:
         with beat.switch.telling(lambda reason: stop(CANCELS[reason].reason)):
-            yield
+            yield stop
     finally:
         timer.cancel()
 
@@ -216,7 +227,7 @@ def _detail(work: asyncio.Future[Succeeded], facts: Facts) -> Succeeded | Failed
     except ExecutionFailed as failure:
         return Failed.of(execution, failure)
     except HandlerExit as error:
-        log.warning("handler failed", job_id=job_id, error=place_of(error))
+        log.warning("handler failed", job_id=job_id, job_type=facts.job_type, error=str(error))
         return Failed(execution=execution, code="INTERNAL_HANDLER_ERROR", internal=str(error))
     except Exception as error:  # noqa: BLE001 - a fault of ours must fail the job, not strand it
         log.error("engine failed", job_id=job_id, error=place_of(error))

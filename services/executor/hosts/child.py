@@ -1,11 +1,9 @@
 """`python -m services.executor.hosts.child FD`: run the code of one execution for an executor (EX-11).
 
-It ends when its executor does, however that ends: a thread of its own waits for the connection to break, and on Linux
-the kernel kills it even if the code holds the interpreter.
+It ends when its executor does, however that ends: a guard, a process beside it, waits for that and kills them all.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -39,7 +37,6 @@ from services.executor.hosts.code import ExecutionCode, JobTypeCode
 from services.executor.hosts.frames import Frame
 from services.executor.hosts.port import Facts, Means
 
-PR_SET_PDEATHSIG = 1
 EXHAUSTED = "BUDGET_EXHAUSTED"
 
 
@@ -152,21 +149,22 @@ class Child:
             reply = {"exit": str(error)}
         except BaseException as error:  # noqa: BLE001 - it ends this execution and nothing else
             reply = {"exit": type(error).__name__ if not isinstance(error, Exception) else place_of(error)}
+        number = {"number": frame["number"]}
         try:
-            self._connection.send(reply)
+            self._connection.send(number | reply)
         except (TypeError, ValueError) as error:
             # Too large, or nothing that can be said: the executor must not wait for it.
-            self._connection.send({"exit": place_of(error)})
+            self._connection.send(number | {"exit": place_of(error)})
 
     async def _result(self, frame: Frame) -> Frame:
         match frame["step"]:
             case "read_input":
-                await self._code.read_input(frame["snapshot_json"])
+                self._code.read_input(frame["snapshot_json"])
                 return {}
             case "execute":
                 return asdict(await self._code.execute(_facts(frame["facts"]), self._means(frame)))
             case _:
-                return asdict(await self._code.project(_facts(frame["facts"])))
+                return asdict(self._code.project(_facts(frame["facts"])))
 
     def _means(self, frame: Frame) -> Means:
         """Build the run once more: its tools are called in here, its models in the executor, which counts them."""
@@ -219,16 +217,28 @@ async def _serve(connection: Connection, child: Child) -> None:
     await asyncio.Event().wait()
 
 
-def _die_with_the_executor() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _guard(lifeline: int, connection: int) -> None:
+    """Leave a process behind that ends this one, and whatever it starts, when the executor is gone.
+
+    A process, because the code may hold the interpreter, so that no thread of this one gets its turn.
+    """
+    if os.fork():
+        os.close(lifeline)
+        return
+    os.close(connection)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(lifeline, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
     """Run until the executor is done with this process."""
-    _die_with_the_executor()
+    descriptor, lifeline = map(int, sys.argv[1:3])
+    _guard(lifeline, descriptor)
     logs.configure("executor", "info")
-    connection = Connection(int(sys.argv[1]))
+    connection = Connection(descriptor)
     start = connection.receive()
     if start is None:
         return
@@ -236,9 +246,12 @@ def main() -> None:
     try:
         code = _code(start)
     except Exception as error:  # noqa: BLE001 - its message may repeat anything (AP-6)
-        connection.send({"exit": place_of(error)})
+        connection.send({"number": 1, "exit": place_of(error)})
         return
-    asyncio.run(_serve(connection, Child(connection, code)))
+    try:
+        asyncio.run(_serve(connection, Child(connection, code)))
+    except BaseException:  # noqa: BLE001 - its loop is broken, by closed descriptors perhaps; nothing of it is worth saying
+        os._exit(1)
 
 
 if __name__ == "__main__":

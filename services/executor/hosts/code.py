@@ -8,10 +8,11 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -25,6 +26,7 @@ from aijobs.job_type import (
     Artifact,
     BlockingExecutionContext,
     BlockingExecutor,
+    BlockingModelGateway,
     ExecutionContext,
     Executor,
     FollowUp,
@@ -36,10 +38,12 @@ from aijobs.job_type import (
 )
 from aijobs.logs import place_of
 from services.executor import outcomes
+from services.executor.handlers import HandlerExit
 from services.executor.hosts.port import Facts, Means, Output, Projected
 
 LONGEST_TYPE = 64
 HIGHEST_ORDINAL = 2**31 - 1
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -53,6 +57,12 @@ class JobTypeCode:
     execute: Executor | BlockingExecutor
     project: Projector | None
 
+    @property
+    def is_async(self) -> bool:
+        """Whether the handler is a coroutine function."""
+        code = self.execute
+        return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)
+
 
 class ExecutionCode:
     """The code of a job type at work in one execution: input, then output, stay here between the steps."""
@@ -62,7 +72,7 @@ class ExecutionCode:
         self._input: BaseModel | None = None
         self._output: BaseModel | None = None
 
-    async def read_input(self, snapshot_json: str) -> None:
+    def read_input(self, snapshot_json: str) -> None:
         """Implement `Host.read_input`."""
         try:
             self._input = self._code.input.model_validate_json(snapshot_json)
@@ -72,18 +82,22 @@ class ExecutionCode:
             raise _unreadable(place_of(error)) from error
 
     async def execute(self, facts: Facts, means: Means) -> Output:
-        """Implement `Host.execute`."""
-        try:
-            self._output, text = _validated(self._code.output, await self._call(facts, means))
-        except (ExecutionFailed, BudgetExceeded, RunOver):
-            raise
-        except Exception as error:
-            place = place_of(error)
-            log.warning("handler failed", job_id=facts.job_id, job_type=facts.job_type, error=place)
-            raise ExecutionFailed("INTERNAL_HANDLER_ERROR", place) from error
-        return Output(text=text, hash=canonical.digest(text))
+        """Implement `Host.execute`. A handler that is a plain function gets a thread of its own."""
+        if not self._code.is_async:
+            models = BlockingModels(means.models, asyncio.get_running_loop())
+            return await in_a_thread(lambda: self.execute_here(facts, means, models), facts.job_type)
+        execute: Any = self._code.execute
+        with _said_by_place(facts):
+            returned = await execute(ExecutionContext(models=means.models, **self._shared(facts, means)))
+            return self._kept(returned)
 
-    async def project(self, facts: Facts) -> Projected:
+    def execute_here(self, facts: Facts, means: Means, models: BlockingModelGateway) -> Output:
+        """Call a handler that is a plain function, in this thread."""
+        execute: Any = self._code.execute
+        with _said_by_place(facts):
+            return self._kept(execute(BlockingExecutionContext(models=models, **self._shared(facts, means))))
+
+    def project(self, facts: Facts) -> Projected:
         """Implement `Host.project`."""
         try:
             projection = self._projection(facts)
@@ -95,11 +109,11 @@ class ExecutionCode:
                     for row in projection.rows
                 ],
             )
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise ExecutionFailed("INTERNAL_PROJECTOR_ERROR", place_of(error)) from error
 
-    async def _call(self, facts: Facts, means: Means) -> BaseModel | JsonValue:
-        shared: dict[str, Any] = {
+    def _shared(self, facts: Facts, means: Means) -> dict[str, Any]:
+        return {
             "job_id": facts.job_id,
             "job_type": facts.job_type,
             "user_id": facts.user_id,
@@ -111,17 +125,17 @@ class ExecutionCode:
             "run": means.run,
             "harness": means.harness,
         }
-        execute: Any = self._code.execute
-        if is_async(execute):
-            returned: BaseModel | JsonValue = await execute(ExecutionContext(models=means.models, **shared))
-            return returned
-        models = _BlockingModels(means.models, asyncio.get_running_loop())
-        return await _in_a_thread(partial(execute, BlockingExecutionContext(models=models, **shared)), facts.job_type)
+
+    def _kept(self, returned: BaseModel | JsonValue) -> Output:
+        self._output, text = _validated(self._code.output, returned)
+        return Output(text=text, hash=canonical.digest(text))
 
     def _projection(self, facts: Facts) -> Projection:
         if self._code.project is None or self._output is None:
             return Projection()
-        job = ProjectedJob(job_id=facts.job_id, job_type=facts.job_type, user_id=facts.user_id, input=self._read)
+        job = ProjectedJob(
+            job_id=facts.job_id, job_type=facts.job_type, user_id=facts.user_id, depth=facts.depth, input=self._read
+        )
         return self._code.project(job, self._output)
 
     @property
@@ -135,12 +149,20 @@ def _unreadable(why: str) -> ExecutionFailed:
     return ExecutionFailed("INTERNAL_SNAPSHOT_INVALID", f"snapshot does not fit: {why}")
 
 
-def is_async(code: Any) -> bool:
-    """Tell whether calling something gives a coroutine."""
-    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__)
+@contextmanager
+def _said_by_place(facts: Facts) -> Iterator[None]:
+    """Turn what a handler raises into a failure that names its place."""
+    try:
+        yield
+    except (ExecutionFailed, BudgetExceeded, RunOver):
+        raise
+    except Exception as error:
+        place = place_of(error)
+        log.warning("handler failed", job_id=facts.job_id, job_type=facts.job_type, error=place)
+        raise ExecutionFailed("INTERNAL_HANDLER_ERROR", place) from error
 
 
-class _BlockingModels:
+class BlockingModels:
     """Models for a handler that is no coroutine: it waits in its own thread while the event loop asks."""
 
     def __init__(self, models: ModelGateway, loop: asyncio.AbstractEventLoop) -> None:
@@ -152,37 +174,30 @@ class _BlockingModels:
         return asyncio.run_coroutine_threadsafe(self._models.generate_json(request), self._loop).result()
 
 
-async def _in_a_thread(work: Callable[[], BaseModel | JsonValue], name: str) -> BaseModel | JsonValue:
+async def in_a_thread(work: Callable[[], T], name: str) -> T:
     """Call a function in a thread of its own.
 
     A thread cannot be stopped: cancelled, this leaves it behind, and it ends with the process at the latest. So it is
     none of a pool, whose places would be used up, and whose threads the end of the process would wait for.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[BaseModel | JsonValue] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
-    def finish(result: BaseModel | JsonValue, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        elif isinstance(error, StopIteration):
-            # A future cannot carry it.
-            done.set_exception(RuntimeError("StopIteration"))
-        else:
-            done.set_exception(error)
+    def finish(end: Callable[[], None]) -> None:
+        if not done.done():
+            end()
 
     def call() -> None:
-        result: BaseModel | JsonValue = None
-        problem: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            problem = error
-        try:
-            loop.call_soon_threadsafe(finish, result, problem)
-        except RuntimeError:  # the loop is closed: the process ends
-            return
+            end = partial(done.set_result, result)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            end = partial(done.set_exception, error)
+        except BaseException as error:  # noqa: BLE001 - a SystemExit would end more than this
+            end = partial(done.set_exception, HandlerExit(place_of(error)))
+        # The loop may be closed: then the process ends.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(finish, end)
 
     threading.Thread(target=call, name=f"handler {name}", daemon=True).start()
     return await done
@@ -190,7 +205,8 @@ async def _in_a_thread(work: Callable[[], BaseModel | JsonValue], name: str) -> 
 
 def _report(progress: Callable[[int], None], percent: float) -> None:
     # Rounded here, where the author of the handler sees what is wrong with anything but a number.
-    progress(max(0, min(100, round(percent))))
+    if not math.isnan(percent):  # the share of nothing: says nothing
+        progress(round(max(0.0, min(100.0, percent))))
 
 
 def _validated(model: type[BaseModel], returned: BaseModel | JsonValue) -> tuple[BaseModel, str]:

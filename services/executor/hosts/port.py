@@ -18,6 +18,7 @@ class Facts:
     user_id: str
     attempt: int
     execution: int
+    depth: int
     earlier_errors: Sequence[EarlierError]
 
 

@@ -56,6 +56,9 @@ class ProcessHost:
         self._writer: asyncio.StreamWriter | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._heard_bytes = 0
+        self._number = 0
+        #: Kept open as long as we live: its other end is how the child's guard hears of our end.
+        self._lifeline: int | None = None
 
     async def read_input(self, snapshot_json: str) -> None:
         """Start the child and let it validate the snapshot."""
@@ -94,9 +97,13 @@ class ProcessHost:
         if self._writer is not None:
             # At once: something that the child has started may hold the other end open.
             self._writer.transport.abort()
+        if self._process is not None:
+            _kill(self._process)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         if self._process is None:
             return
-        _kill(self._process)
         try:
             async with asyncio.timeout(GONE_WITHIN.total_seconds()):
                 await self._process.wait()
@@ -105,12 +112,13 @@ class ProcessHost:
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        waits, self._lifeline = os.pipe()
         try:
             with theirs:
                 environment = {name: value for name, value in os.environ.items() if not name.upper().startswith(OURS)}
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "services.executor.hosts.child", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
+                    *(sys.executable, "-m", "services.executor.hosts.child", str(theirs.fileno()), str(waits)),
+                    pass_fds=[theirs.fileno(), waits],
                     stdin=asyncio.subprocess.DEVNULL,
                     # A group of its own, so that what it starts ends with it.
                     start_new_session=True,
@@ -121,6 +129,8 @@ class ProcessHost:
             # A child that has been started all the same ends when there is nobody at the other end.
             ours.close()
             raise
+        finally:
+            os.close(waits)
         definition = self._definition
         self._send(
             {
@@ -138,7 +148,8 @@ class ProcessHost:
 
         Cancelled, it tells the child, and gives it a second to clean up.
         """
-        self._send(frame)
+        self._number += 1
+        self._send({**frame, "number": self._number})
         listening = asyncio.ensure_future(self._listen(means))
         try:
             return await asyncio.shield(listening)
@@ -197,6 +208,8 @@ class ProcessHost:
                     task = asyncio.ensure_future(self._ask(number, frames.asked(dict(request)), means))
                     self._calls.add(task)
                     task.add_done_callback(self._calls.discard)
+            case {"number": number} if number != self._number:
+                pass  # a copy of the child, made by a fork, ends an earlier step again
             case {"failed": failure}:
                 raise frames.failed(failure)
             case {"exit": str(error)}:
@@ -282,6 +295,7 @@ def _facts(facts: Facts) -> Frame:
         "user_id": facts.user_id,
         "attempt": facts.attempt,
         "execution": facts.execution,
+        "depth": facts.depth,
         "earlier_errors": [[error.code, error.feedback] for error in facts.earlier_errors],
     }
 

@@ -271,6 +271,7 @@ def row_only(row: JobRow) -> job_pb2.Job:
         retry_of=row.retry_of or "",
         root_job_id=row.root_job_id or row.job_id,
         parent_job_id=row.parent_job_id or "",
+        depth=row.depth,
     )
 
 

@@ -93,6 +93,7 @@ def leased(job_id: str = "job-1", held_for: timedelta = timedelta(hours=1)) -> L
         user_id="user-1",
         root_job_id=job_id,
         takeovers=0,
+        depth=0,
         snapshot_json="{}",
         run_until=math.inf,
         earlier_errors=[],
