@@ -35,7 +35,8 @@ test: $(VENV)/.dev ## the whole suite on a real MariaDB/MySQL and RabbitMQ
 
 .PHONY: test-full
 test-full: $(VENV)/.dev ## the long tests too
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --long
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --long -m "not alone"
+	@$(BIN)/python -m pytest --long -m alone
 
 .PHONY: test-cluster
 test-cluster: $(VENV)/.dev ## three RabbitMQ nodes on this machine, whose leader is killed under load

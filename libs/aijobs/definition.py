@@ -4,6 +4,7 @@ Executor and projector are named as `module:object` and loaded only by the execu
 never imports model SDKs or business code.
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -161,6 +162,20 @@ class JobDefinition(_Part):
     projector: CodeReference | None = None
     credentials: Credentials = Credentials()
     budget: Budget = Budget()
+
+    def filled(self, defaults: Mapping[Queue, QueueDefaults]) -> "JobDefinition":
+        """Return the definition with its queue's retries and backoff written into it, where it names none (QU-1)."""
+        own, queue = self.execution, defaults[self.routing.queue]
+        return self.model_copy(
+            update={
+                "execution": own.model_copy(
+                    update={
+                        "max_retries": queue.attempts - 1 if own.max_retries is None else own.max_retries,
+                        "backoff": queue.backoff if own.backoff is None else own.backoff,
+                    }
+                )
+            }
+        )
 
     @property
     def max_retries(self) -> int:

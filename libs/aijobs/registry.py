@@ -4,13 +4,13 @@ A team adds a job type by installing a package with an entry point in the group 
 `JobDefinition`; this repository's own job types are found in exactly the same way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pkgutil import resolve_name
 
 from pydantic import BaseModel, ValidationError
 
-from aijobs.definition import JobDefinition
+from aijobs.definition import JobDefinition, Queue, QueueDefaults
 from aijobs.errors import UnknownJobType
 
 ENTRY_POINT_GROUP = "aijobs.job_types"
@@ -66,6 +66,10 @@ class Registry:
     def values(self) -> list[JobDefinition]:
         """Return the definitions, sorted by job type."""
         return [self._definitions[job_type] for job_type in self]
+
+    def filled(self, defaults: Mapping[Queue, QueueDefaults]) -> "Registry":
+        """Return the registry with what definitions leave to their queues written into them (QU-1)."""
+        return Registry(definition.filled(defaults) for definition in self.values())
 
     def __contains__(self, job_type: object) -> bool:
         """Tell whether a job type is defined."""

@@ -18,6 +18,7 @@ class ClaimedEvent:
     dedupe_key: str
     payload_json: str
     created_at: datetime
+    trace_context: str | None = None
 
 
 class UnusableEvent(Exception):
@@ -71,4 +72,5 @@ def _message(event: ClaimedEvent, body: str, *, queue: str | None) -> Message:
         message_id=event.event_id,
         correlation_id=event.aggregate_id,
         body=body.encode(),
+        trace_context=event.trace_context or "",
     )

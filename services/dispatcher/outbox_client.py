@@ -91,6 +91,7 @@ def _event(message: outbox_service_pb2.OutboxEvent) -> ClaimedEvent:
         dedupe_key=message.dedupe_key,
         payload_json=message.payload_json,
         created_at=message.create_time.ToDatetime(tzinfo=UTC),
+        trace_context=message.trace_context,
     )
 
 

@@ -24,6 +24,7 @@ from aijobs.backoff import Backoff
 from aijobs.broker.port import Broker, BrokerUnavailable, Consumer, Delivery
 from aijobs.errors import AijobsError, ShuttingDown
 from aijobs.logs import place_of
+from aijobs.tracing import trace_id
 from services.executor import messages
 from services.executor.engine.engine import Engine
 from services.executor.session import Load
@@ -199,6 +200,9 @@ class QueueConsumer:
             await delivery.dead_letter()
             return
         await self._may_start.wait()
+        if trace := trace_id(delivery.trace_context):
+            # This task is the delivery's own: so are its context variables, in every line of the run's log.
+            structlog.contextvars.bind_contextvars(trace_id=trace)
         try:
             await self._engine.run(str(message.job_id), going_on=lambda: not self._draining, held_until=held_until)
         except ShuttingDown:

@@ -62,6 +62,8 @@ class NewJob:
     output_schema_version: str = ""
     #: When the job may start; None: at once.
     run_at: datetime | None = None
+    #: The caller's trace, a valid traceparent. No part of what is asked for, so none of the fingerprint.
+    trace_context: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

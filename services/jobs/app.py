@@ -131,6 +131,7 @@ def build(settings: JobsSettings, registry: Registry, *, writers: Mapping[str, R
         writers: of business rows, by name; none if unset.
 
     """
+    registry = registry.filled(settings.queue_defaults())
     wakeups = Wakeups()
     database = Database(settings.database_url.get_secret_value(), pool_size=settings.database_pool_size)
     queries = JobQueries(database)

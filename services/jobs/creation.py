@@ -216,6 +216,7 @@ def new_row(job_id: str, admitted: Admitted, rank_at: datetime | None) -> tuple[
         "due_at": request.run_at,
         "rank_at": rank_at,
         "root_job_id": job_id,
+        "trace_context": request.trace_context,
     }
     return row, Snapshot(schema_version=definition.input.version, content_json=admitted.snapshot_json)
 

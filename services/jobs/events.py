@@ -95,6 +95,7 @@ def _event(event_type: EventType, job: JobRow, payload_json: str, event_id: str)
         aggregate_id=job.job_id,
         dedupe_key=_key(event_type, job.job_id, job.dispatch_no),
         payload_json=payload_json,
+        trace_context=job.trace_context,
     )
 
 

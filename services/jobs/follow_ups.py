@@ -145,6 +145,7 @@ def _of(parent: JobRow, number: int, item: Admitted) -> Admitted:
         target_type=parent.target_type,
         target_id=parent.target_id,
         labels=json.loads(parent.labels_json),
+        trace_context=parent.trace_context,
         idempotency_key=key,
     )
     # Nobody else can ask under this key, so it says all that a fingerprint has to; the input may be large.

@@ -99,7 +99,7 @@ class JobRetrying:
         copied = (
             *("job_type", "user_id", "target_type", "target_id", "queue", "priority", "labels_json"),
             *("request_fingerprint", "definition_version", "cancellable", "max_retries", "backoff_ms"),
-            *("abort_strategy", "run_timeout_ms", "depth"),
+            *("abort_strategy", "run_timeout_ms", "depth", "trace_context"),
         )
         row = {name: getattr(old, name) for name in copied} | {
             "job_id": job_id,

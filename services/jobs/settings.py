@@ -1,15 +1,19 @@
 """Settings of the jobs service, from `AIJOBS_*` environment variables."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 
+from aijobs.definition import QUEUE_DEFAULTS, Queue, QueueDefaults
 from aijobs.settings import Seconds, ServiceSettings
 from services.jobs.quotas import Limits
 from services.jobs.retention import Age, Ages, KeptJobs
 from services.jobs.store.database import check_url
 
+Attempts = Annotated[int, Field(ge=1, le=21)]
+Backoff = Annotated[Seconds, Field(ge=timedelta(0), le=timedelta(minutes=10))]
 Positive = Annotated[Seconds, Field(ge=timedelta(milliseconds=10), le=timedelta(hours=1))]
 
 
@@ -68,6 +72,16 @@ class JobsSettings(ServiceSettings):
     #: How often old rows are looked for (OB-10).
     retention_interval: Positive = Field(default=timedelta(minutes=5), validation_alias="AIJOBS_RETENTION_SECONDS")
 
+    #: Executions of a job that its type leaves to the queue: failed ones are tried again so often, less one (QU-1).
+    interactive_attempts: Attempts = QUEUE_DEFAULTS[Queue.INTERACTIVE].attempts
+    background_attempts: Attempts = QUEUE_DEFAULTS[Queue.BACKGROUND].attempts
+    #: The first wait between them, where the type leaves that to the queue; it doubles each time (QU-1).
+    interactive_backoff: Backoff = Field(
+        default=QUEUE_DEFAULTS[Queue.INTERACTIVE].backoff, validation_alias="AIJOBS_INTERACTIVE_BACKOFF_SECONDS"
+    )
+    background_backoff: Backoff = Field(
+        default=QUEUE_DEFAULTS[Queue.BACKGROUND].backoff, validation_alias="AIJOBS_BACKGROUND_BACKOFF_SECONDS"
+    )
     #: How long a dispatcher may give no sign of life before its claims end (OB-3).
     dispatcher_grace: Annotated[Seconds, Field(ge=timedelta(milliseconds=500), le=timedelta(minutes=10))] = Field(
         default=timedelta(seconds=3), validation_alias="AIJOBS_DISPATCHER_GRACE_SECONDS"
@@ -84,6 +98,17 @@ class JobsSettings(ServiceSettings):
     def _database_url_is_one(cls, url: SecretStr) -> SecretStr:
         check_url(url.get_secret_value())
         return url
+
+    def queue_defaults(self) -> Mapping[Queue, QueueDefaults]:
+        """Return what queues give to definitions that say nothing themselves."""
+        return {
+            Queue.INTERACTIVE: QUEUE_DEFAULTS[Queue.INTERACTIVE].model_copy(
+                update={"attempts": self.interactive_attempts, "backoff": self.interactive_backoff}
+            ),
+            Queue.BACKGROUND: QUEUE_DEFAULTS[Queue.BACKGROUND].model_copy(
+                update={"attempts": self.background_attempts, "backoff": self.background_backoff}
+            ),
+        }
 
     def ages(self) -> Ages:
         """Return how long what is kept."""

@@ -26,6 +26,7 @@ from tests.acceptance.waiting import until
 from tests.leftovers import processes_about, until_gone
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),
     pytest.mark.long,

@@ -24,7 +24,7 @@ ENVIRONMENT = {
 AHEAD = DEPTH + SLOTS + DEPTH
 
 
-@pytest.mark.parametrize("waiting", [300, pytest.param(10_000, marks=pytest.mark.long, id="long")])
+@pytest.mark.parametrize("waiting", [300, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.alone], id="long")])
 async def test_a_lone_job_and_an_urgent_one_start_behind_what_is_in_the_broker(engine: Engine, waiting: int) -> None:
     """The stated bound, plus the busy user's jobs whose place came while the backlog was created (one a quantum)."""
     async with engine.client() as client:

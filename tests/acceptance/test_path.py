@@ -19,7 +19,7 @@ from aijobs.testing.model_server import Completion, ModelServer, RecordedRequest
 from aijobs.v1 import job_pb2
 from services.jobs.store.tables import job_artifacts, job_snapshots, model_invocations, outbox_events
 from tests.acceptance.conftest import MakeEngine
-from tests.acceptance.engine import USER, Engine
+from tests.acceptance.engine import USER, Engine, lines_with
 from tests.acceptance.waiting import WITHIN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -222,6 +222,23 @@ async def test_a_job_goes_all_the_way_and_leaves_what_it_must(engine, models, co
     for message in (work, event):
         assert USER.encode() not in message.body
         assert b"Spaced" not in message.body
+
+
+async def test_the_callers_trace_goes_all_the_way(engine, models, copies):
+    """OB-1, OB-9: to the message, the run's log and the completion event."""
+    models.answer_with(Completion(ANSWER))
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traceparent = f"00-{trace}-00f067aa0ba902b7-01"
+    async with engine.client() as client:
+        created = await client.create("structured_generation", user_id=USER, input=INPUT, traceparent=traceparent)
+    job_id = created.job.job_id
+    await engine.ended(job_id)
+    (work,) = await copies.all_of(copies.work, 1)
+    (event,) = await copies.all_of(copies.events, 1)
+    assert work.headers["traceparent"] == event.headers["traceparent"] == traceparent
+    told = [json.loads(line) for line in lines_with(engine.executor.log, job_id)]
+    assert {line["event"] for line in told} == {"run started", "run reported"}
+    assert {line["trace_id"] for line in told} == {trace}
 
 
 async def test_a_provider_that_is_down_fails_the_job_after_its_one_retry(engine, models, copies):

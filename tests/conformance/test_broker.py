@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -334,3 +335,15 @@ async def test_many_publishes_at_once_are_all_confirmed(setting: Setting, publis
     async with setting.broker.consumer(QUEUE, 50) as consumer:
         received = await receive(consumer, 50)
         assert sorted(int(delivery.body) for delivery in received) == list(range(50))
+
+
+async def test_the_trace_of_a_message_goes_along(setting: Setting, publisher: Publisher) -> None:
+    """OB-9."""
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    for sent in (replace(message(), trace_context=trace), message()):
+        await publisher.publish(sent, SOON)
+    async with setting.broker.consumer(QUEUE, 2) as consumer:
+        received = await receive(consumer, 2)
+        assert [delivery.trace_context for delivery in received] == [trace, ""]
+        for delivery in received:
+            await delivery.ack()

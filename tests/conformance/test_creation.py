@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import BaseModel, JsonValue
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from aijobs.definition import Schema
+from aijobs.definition import QUEUE_DEFAULTS, Schema
 from aijobs.errors import (
     AijobsError,
     IdempotencyKeyReused,
@@ -25,9 +26,10 @@ from aijobs.states import JobState
 from services.jobs.creation import DIFFERING_REPEATS, Created, JobCreation
 from services.jobs.quotas import Limits, Quotas
 from services.jobs.ranking import QueueOrder
+from services.jobs.retrying import Retry
 from services.jobs.store import outbox
 from services.jobs.store.tables import job_history, job_snapshots, jobs, outbox_events, requests
-from tests.conformance.conftest import QUANTUM, Jobs, definition, new_job
+from tests.conformance.conftest import QUANTUM, Jobs, definition, failure, lease_of, new_job
 
 EVERYTHING = (jobs, job_snapshots, job_history, outbox_events, requests)
 
@@ -245,3 +247,39 @@ async def test_repeats_that_ask_for_something_else_are_counted(jobs: Jobs) -> No
         "backend", [new_job(idempotency_key="k", input={"text": "other"}, strict_idempotency=True)]
     )
     assert counted() == before + 2
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+async def test_a_trace_goes_along_with_every_event_and_makes_no_other_request(jobs: Jobs) -> None:
+    """OB-1: also with those of what follows from the job."""
+    created = await jobs.create(idempotency_key="k", trace_context=TRACE)
+    (again,) = await jobs.creation.create("backend", [new_job(idempotency_key="k", trace_context=None)])
+    assert isinstance(again, Created)
+    assert (again.deduplicated, again.request_differs) == (True, False)
+    assert [event.trace_context for event in await jobs.claim()] == [TRACE]
+    locked = await jobs.lock(created.job.job_id)
+    await jobs.submit(lease_of(locked), failure("CREDENTIAL_REJECTED"))
+    await jobs.retrying.retry("operator", Retry(request_id="r", job_id=created.job.job_id, reason=""))
+    events = await jobs.rows(outbox_events)
+    assert [row["trace_context"] for row in events] == [TRACE] * 3
+    await jobs.create()
+    assert (await jobs.rows(outbox_events, "id"))[-1]["trace_context"] is None
+
+
+async def test_a_queue_gives_what_a_definition_leaves_out(jobs: Jobs) -> None:
+    """QU-1: its numbers are the settings', and are frozen in the job."""
+    told = {
+        queue: defaults.model_copy(update={"attempts": 7, "backoff": timedelta(seconds=9)})
+        for queue, defaults in QUEUE_DEFAULTS.items()
+    }
+    registry = Registry([definition("silent", max_retries=None), definition("own", max_retries=1)]).filled(told)
+    creation = JobCreation(
+        jobs.database, registry, jobs.wakeups, Quotas(Limits(live=100), {}), QueueOrder(timedelta(seconds=1))
+    )
+    created = await creation.create("backend", [new_job(job_type="silent"), new_job(job_type="own")])
+    assert [(item.job.max_retries, item.job.backoff_ms) for item in created if isinstance(item, Created)] == [
+        (6, 9000),
+        (1, 9000),
+    ]

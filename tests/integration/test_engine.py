@@ -266,3 +266,17 @@ async def test_a_job_of_a_type_that_the_executor_does_not_know_waits_for_another
                     break
         assert (await client.get(job_id)).state == job_pb2.JOB_STATE_QUEUED
         assert kinds[1:] == ["created", "dispatched_again"]
+
+
+async def test_how_often_a_queue_tries_again_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QU-1, for job types that leave it to their queue."""
+    monkeypatch.setenv("AIJOBS_INTERACTIVE_ATTEMPTS", "3")
+    monkeypatch.setenv("AIJOBS_INTERACTIVE_BACKOFF_SECONDS", "0.01")
+    silent = definition("odd_silent", max_retries=None, backoff=None)
+    async with (
+        embedded(tmp_path / "jobs.db", asyncio.Event(), registry=Registry([silent])) as address,
+        Client(address) as client,
+    ):
+        job, kinds = await ended(client, "fail", "odd_silent")
+        assert (job.state, job.max_retries, job.retry_count) == (job_pb2.JOB_STATE_FAILED, 2, 3)
+        assert kinds[2:] == [*["execution_failed VALIDATION_SCHEMA"] * 2, "failed VALIDATION_SCHEMA"]

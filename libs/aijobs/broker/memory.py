@@ -137,6 +137,11 @@ class MemoryDelivery:
         """The message's id."""
         return self.message.message_id
 
+    @property
+    def trace_context(self) -> str:
+        """The message's traceparent."""
+        return self.message.trace_context
+
     async def ack(self) -> None:
         """Done with it."""
         if self.consumer.settle(self):

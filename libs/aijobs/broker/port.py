@@ -40,6 +40,7 @@ class Message:
         topic: routing key of an event; unused for work queues.
         message_id: id of the outbox event; the same in every repeat.
         correlation_id: the job id.
+        trace_context: goes along as the header `traceparent`, if it is not empty (OB-9).
 
     """
 
@@ -48,6 +49,7 @@ class Message:
     message_id: str
     correlation_id: str
     body: bytes
+    trace_context: str = ""
 
 
 class Publisher(Protocol):
@@ -103,6 +105,11 @@ class Delivery(Protocol):
     @property
     def message_id(self) -> str:
         """The message's id, empty if it has none."""
+        ...
+
+    @property
+    def trace_context(self) -> str:
+        """The message's traceparent, empty if it has none; not checked."""
         ...
 
     async def ack(self) -> None:

@@ -11,6 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 
 from aijobs.broker.port import BrokerUnavailable
 from aijobs.broker.rabbitmq_connection import CONNECT_TIMEOUT, FAULTS, Connector, close
+from aijobs.tracing import TRACEPARENT
 
 #: How often a consumer checks that the broker answers and that its queue is there.
 CHECK_INTERVAL = timedelta(seconds=30)
@@ -32,6 +33,12 @@ class RabbitMqDelivery:
     def message_id(self) -> str:
         """The message's id."""
         return self._message.message_id or ""
+
+    @property
+    def trace_context(self) -> str:
+        """The message's traceparent."""
+        value = self._message.headers.get(TRACEPARENT)
+        return value if isinstance(value, str) else ""
 
     async def ack(self) -> None:
         """Done with it."""

@@ -13,6 +13,7 @@ from aijobs.broker.port import LARGEST_BODY, BrokerUnavailable, Message, Message
 from aijobs.broker.rabbitmq_connection import FAULTS, Connector, close, declare, is_blocked, is_open
 from aijobs.broker.rabbitmq_depths import DepthReader
 from aijobs.broker.topology import EVENTS_EXCHANGE, WORK_EXCHANGE
+from aijobs.tracing import TRACEPARENT
 
 log = structlog.get_logger()
 
@@ -84,6 +85,7 @@ class RabbitMqPublisher:
                     delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
                     message_id=message.message_id,
                     correlation_id=message.correlation_id,
+                    headers={TRACEPARENT: message.trace_context} if message.trace_context else None,
                 ),
                 routing_key=message.queue or message.topic,
                 mandatory=work,

@@ -48,6 +48,7 @@ class Client(OperatorCalls):
         run_at: datetime | None = None,
         validate_only: bool = False,
         request_id: str | None = None,
+        traceparent: str | None = None,
     ) -> job_service_pb2.CreateJobResponse:
         """Create a job, once, however often the request has to be repeated.
 
@@ -68,6 +69,7 @@ class Client(OperatorCalls):
             run_at: when the job may start, an aware time; at once if unset or past.
             validate_only: check everything and write nothing; the answer then has no job.
             request_id: only to repeat a request of which the answer was lost; made here otherwise.
+            traceparent: the caller's trace (W3C Trace Context); it goes along to the run and the completion event.
 
         Raises:
             InvalidInput: a field is not as it must be; its subclasses say more.
@@ -102,7 +104,7 @@ class Client(OperatorCalls):
         given = {name: value for name, value in overrides.items() if value is not None}
         if given:
             request.overrides.CopyFrom(_built(job_service_pb2.Overrides, **given))
-        return await self._call(self._jobs.CreateJob, request)
+        return await self._call(self._jobs.CreateJob, request, traceparent=traceparent)
 
     async def get(self, job_id: str, *, user_id: str = "", full: bool = False) -> job_pb2.Job:
         """Return a job; with `full` its output and the contents of its artifacts too.

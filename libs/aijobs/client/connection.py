@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from aijobs.client.repetition import Patience
 from aijobs.rpc.channel import DEFAULT_TIMEOUT, open_channel
 from aijobs.rpc.status import from_rpc_error
+from aijobs.tracing import TRACEPARENT
 from aijobs.v1 import job_admin_service_pb2_grpc, job_service_pb2_grpc
 
 _ResponseT = TypeVar("_ResponseT", bound=Message)
@@ -56,14 +57,20 @@ class Connection:
         await self._channel.close()
 
     async def _call(
-        self, method: Callable[..., Awaitable[_ResponseT]], request: Message, *, limit: timedelta | None = None
+        self,
+        method: Callable[..., Awaitable[_ResponseT]],
+        request: Message,
+        *,
+        limit: timedelta | None = None,
+        traceparent: str | None = None,
     ) -> _ResponseT:
         """Call, and repeat while that is worth it. `limit` is for each try; None: the client's timeout."""
+        metadata = ((TRACEPARENT, traceparent),) if traceparent else None
         patience = Patience(self._patience)
         seconds = (self._timeout if limit is None else limit).total_seconds()
         while True:
             try:
-                return await method(request, timeout=seconds)
+                return await method(request, timeout=seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 refusal = from_rpc_error(error, address=self._address)
             # Outside of the handler: a caller reads our error alone, without gRPC's before it.

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61ijobs/v1/outbox_service.proto\x12\taijobs.v1\x1a!aijobs/v1/lifecycle_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbc\x01\n\x0bOutboxEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nevent_type\x18\x02 \x01(\t\x12\x16\n\x0e\x61ggregate_type\x18\x03 \x01(\t\x12\x14\n\x0c\x61ggregate_id\x18\x04 \x01(\t\x12\x12\n\ndedupe_key\x18\x05 \x01(\t\x12\x14\n\x0cpayload_json\x18\x06 \x01(\t\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x92\x02\n\x12\x43laimEventsRequest\x12\x15\n\rdispatcher_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63laim_token\x18\x02 \x01(\t\x12\x13\n\x0b\x65vent_types\x18\x03 \x03(\t\x12\x12\n\nmax_events\x18\x04 \x01(\x05\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12H\n\x0eready_messages\x18\x06 \x03(\x0b\x32\x30.aijobs.v1.ClaimEventsRequest.ReadyMessagesEntry\x1a\x34\n\x12ReadyMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"g\n\x13\x43laimEventsResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.aijobs.v1.OutboxEvent\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0b\n\tPublished\"2\n\rPublishFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\"\x0f\n\rClaimReleased\"\xb6\x01\n\x0f\x45ventSettlement\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.PublishedH\x00\x12*\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x18.aijobs.v1.PublishFailedH\x00\x12,\n\x08released\x18\x04 \x01(\x0b\x32\x18.aijobs.v1.ClaimReleasedH\x00\x42\x0c\n\nsettlement\"U\n\x13SettleEventsRequest\x12\x13\n\x0b\x63laim_token\x18\x01 \x01(\t\x12)\n\x05items\x18\x02 \x03(\x0b\x32\x1a.aijobs.v1.EventSettlement\"3\n\x0cSettleResult\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.ItemError\"@\n\x14SettleEventsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.aijobs.v1.SettleResult2\xae\x01\n\rOutboxService\x12L\n\x0b\x43laimEvents\x12\x1d.aijobs.v1.ClaimEventsRequest\x1a\x1e.aijobs.v1.ClaimEventsResponse\x12O\n\x0cSettleEvents\x12\x1e.aijobs.v1.SettleEventsRequest\x1a\x1f.aijobs.v1.SettleEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61ijobs/v1/outbox_service.proto\x12\taijobs.v1\x1a!aijobs/v1/lifecycle_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd3\x01\n\x0bOutboxEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nevent_type\x18\x02 \x01(\t\x12\x16\n\x0e\x61ggregate_type\x18\x03 \x01(\t\x12\x14\n\x0c\x61ggregate_id\x18\x04 \x01(\t\x12\x12\n\ndedupe_key\x18\x05 \x01(\t\x12\x14\n\x0cpayload_json\x18\x06 \x01(\t\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rtrace_context\x18\x08 \x01(\t\"\x92\x02\n\x12\x43laimEventsRequest\x12\x15\n\rdispatcher_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63laim_token\x18\x02 \x01(\t\x12\x13\n\x0b\x65vent_types\x18\x03 \x03(\t\x12\x12\n\nmax_events\x18\x04 \x01(\x05\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12H\n\x0eready_messages\x18\x06 \x03(\x0b\x32\x30.aijobs.v1.ClaimEventsRequest.ReadyMessagesEntry\x1a\x34\n\x12ReadyMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"g\n\x13\x43laimEventsResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.aijobs.v1.OutboxEvent\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0b\n\tPublished\"2\n\rPublishFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\"\x0f\n\rClaimReleased\"\xb6\x01\n\x0f\x45ventSettlement\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12)\n\tpublished\x18\x02 \x01(\x0b\x32\x14.aijobs.v1.PublishedH\x00\x12*\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x18.aijobs.v1.PublishFailedH\x00\x12,\n\x08released\x18\x04 \x01(\x0b\x32\x18.aijobs.v1.ClaimReleasedH\x00\x42\x0c\n\nsettlement\"U\n\x13SettleEventsRequest\x12\x13\n\x0b\x63laim_token\x18\x01 \x01(\t\x12)\n\x05items\x18\x02 \x03(\x0b\x32\x1a.aijobs.v1.EventSettlement\"3\n\x0cSettleResult\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.aijobs.v1.ItemError\"@\n\x14SettleEventsResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.aijobs.v1.SettleResult2\xae\x01\n\rOutboxService\x12L\n\x0b\x43laimEvents\x12\x1d.aijobs.v1.ClaimEventsRequest\x1a\x1e.aijobs.v1.ClaimEventsResponse\x12O\n\x0cSettleEvents\x12\x1e.aijobs.v1.SettleEventsRequest\x1a\x1f.aijobs.v1.SettleEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._loaded_options = None
   _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._serialized_options = b'8\001'
   _globals['_OUTBOXEVENT']._serialized_start=146
-  _globals['_OUTBOXEVENT']._serialized_end=334
-  _globals['_CLAIMEVENTSREQUEST']._serialized_start=337
-  _globals['_CLAIMEVENTSREQUEST']._serialized_end=611
-  _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._serialized_start=559
-  _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._serialized_end=611
-  _globals['_CLAIMEVENTSRESPONSE']._serialized_start=613
-  _globals['_CLAIMEVENTSRESPONSE']._serialized_end=716
-  _globals['_PUBLISHED']._serialized_start=718
-  _globals['_PUBLISHED']._serialized_end=729
-  _globals['_PUBLISHFAILED']._serialized_start=731
-  _globals['_PUBLISHFAILED']._serialized_end=781
-  _globals['_CLAIMRELEASED']._serialized_start=783
-  _globals['_CLAIMRELEASED']._serialized_end=798
-  _globals['_EVENTSETTLEMENT']._serialized_start=801
-  _globals['_EVENTSETTLEMENT']._serialized_end=983
-  _globals['_SETTLEEVENTSREQUEST']._serialized_start=985
-  _globals['_SETTLEEVENTSREQUEST']._serialized_end=1070
-  _globals['_SETTLERESULT']._serialized_start=1072
-  _globals['_SETTLERESULT']._serialized_end=1123
-  _globals['_SETTLEEVENTSRESPONSE']._serialized_start=1125
-  _globals['_SETTLEEVENTSRESPONSE']._serialized_end=1189
-  _globals['_OUTBOXSERVICE']._serialized_start=1192
-  _globals['_OUTBOXSERVICE']._serialized_end=1366
+  _globals['_OUTBOXEVENT']._serialized_end=357
+  _globals['_CLAIMEVENTSREQUEST']._serialized_start=360
+  _globals['_CLAIMEVENTSREQUEST']._serialized_end=634
+  _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._serialized_start=582
+  _globals['_CLAIMEVENTSREQUEST_READYMESSAGESENTRY']._serialized_end=634
+  _globals['_CLAIMEVENTSRESPONSE']._serialized_start=636
+  _globals['_CLAIMEVENTSRESPONSE']._serialized_end=739
+  _globals['_PUBLISHED']._serialized_start=741
+  _globals['_PUBLISHED']._serialized_end=752
+  _globals['_PUBLISHFAILED']._serialized_start=754
+  _globals['_PUBLISHFAILED']._serialized_end=804
+  _globals['_CLAIMRELEASED']._serialized_start=806
+  _globals['_CLAIMRELEASED']._serialized_end=821
+  _globals['_EVENTSETTLEMENT']._serialized_start=824
+  _globals['_EVENTSETTLEMENT']._serialized_end=1006
+  _globals['_SETTLEEVENTSREQUEST']._serialized_start=1008
+  _globals['_SETTLEEVENTSREQUEST']._serialized_end=1093
+  _globals['_SETTLERESULT']._serialized_start=1095
+  _globals['_SETTLERESULT']._serialized_end=1146
+  _globals['_SETTLEEVENTSRESPONSE']._serialized_start=1148
+  _globals['_SETTLEEVENTSRESPONSE']._serialized_end=1212
+  _globals['_OUTBOXSERVICE']._serialized_start=1215
+  _globals['_OUTBOXSERVICE']._serialized_end=1389
 # @@protoc_insertion_point(module_scope)

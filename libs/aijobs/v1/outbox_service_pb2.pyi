@@ -34,6 +34,7 @@ class OutboxEvent(_message.Message):
     DEDUPE_KEY_FIELD_NUMBER: _builtins.int
     PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
     """Id of the event and of the broker message."""
     event_type: _builtins.str
@@ -46,6 +47,8 @@ class OutboxEvent(_message.Message):
     """Unique key "{event type}:{job id}:{dispatch number}"."""
     payload_json: _builtins.str
     """Ids and codes as JSON text; never what a user wrote."""
+    trace_context: _builtins.str
+    """Trace of the caller that created the job, a W3C traceparent for the message's headers; empty if it sent none."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the event was written."""
@@ -60,10 +63,11 @@ class OutboxEvent(_message.Message):
         dedupe_key: _builtins.str = ...,
         payload_json: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        trace_context: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate_id", b"aggregate_id", "aggregate_type", b"aggregate_type", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "event_id", b"event_id", "event_type", b"event_type", "payload_json", b"payload_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate_id", b"aggregate_id", "aggregate_type", b"aggregate_type", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "event_id", b"event_id", "event_type", b"event_type", "payload_json", b"payload_json", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from aijobs.errors import AijobsError, InvalidInput
 from aijobs.rpc.auth import current_caller
+from aijobs.tracing import TRACEPARENT, valid_traceparent
 from aijobs.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc
 from services.jobs.admission import LARGE_INPUT, NewJob
 from services.jobs.cancellation import Cancel, CancelOutcome, JobCancellation
@@ -40,8 +42,8 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         self, request: job_service_pb2.CreateJobRequest, context: Context
     ) -> job_service_pb2.CreateJobResponse:
         """Create one job."""
-        del context
-        new = await _new_job(request)
+        sent = [str(value) for name, value in context.invocation_metadata() or () if name == TRACEPARENT]
+        new = replace(await _new_job(request), trace_context=valid_traceparent(sent))
         if request.validate_only:
             await self._creation.check(new)
             return job_service_pb2.CreateJobResponse()

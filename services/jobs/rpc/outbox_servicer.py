@@ -52,6 +52,7 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
                     dedupe_key=event.dedupe_key,
                     payload_json=event.payload_json,
                     create_time=translate.timestamp(event.created_at),
+                    trace_context=event.trace_context or "",
                 )
                 for event in events
             ],

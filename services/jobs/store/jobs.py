@@ -51,6 +51,7 @@ class JobRow:
     root_job_id: str | None
     parent_job_id: str | None
     depth: int
+    trace_context: str | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -51,6 +51,7 @@ class NewEvent:
         queue: the queue whose order, pause and depth concern the event; empty for events of no queue.
         rank_at: its place in the order; None: it gets one when it becomes due, or now if it belongs to no queue.
         available_at: when it becomes due; None: it is.
+        trace_context: the traceparent that its message carries.
 
     """
 
@@ -63,6 +64,7 @@ class NewEvent:
     queue: str = ""
     rank_at: datetime | None = None
     available_at: datetime | None = None
+    trace_context: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class EventRow:
     dedupe_key: str
     payload_json: str
     created_at: datetime
+    trace_context: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,7 @@ jobs = Table(
     Column("root_job_id", ascii_text(36), nullable=True),
     Column("parent_job_id", ascii_text(36), nullable=True),
     Column("depth", SmallInteger, nullable=False, server_default="0"),
+    Column("trace_context", ascii_text(512), nullable=True),
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime, nullable=True),
     Column("finished_at", UtcTime, nullable=True),

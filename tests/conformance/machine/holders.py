@@ -1,7 +1,7 @@
 """Executors: they hold sessions, lock, renew and report; some under leases and sessions that are over."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from aijobs.errors import (
     AijobsError,
@@ -180,7 +180,7 @@ class Holders:
             assert step.refused(IllegalTransition)
         else:
             assert isinstance(answer, Accepted)
-            kind = _effect(job, report)
+            kind = _effect(job, report, self._stage.clock.now)
             assert step.news == {lease.job_id: [kind]}
             assert (answer.backoff is not None) == (kind == "execution_failed")
             self._take(lease, report, answer, cancelled=kind == "cancelled")
@@ -251,17 +251,25 @@ def _lapse(job: Row) -> str:
     return "lapsed" if job["takeover_count"] < MOST_TAKEOVERS else "failed"
 
 
-def _effect(job: Row, report: Report) -> str:
+def _effect(job: Row, report: Report, now: datetime) -> str:
     match report:
         case Succeeded():
             return "succeeded"
         case Failed():
-            again = report.code == RETRYABLE and job["retry_count"] < job["max_retries"]
+            left = job["retry_count"] < job["max_retries"] and _has_time(job, now)
+            again = report.code == RETRYABLE and left
             return "execution_failed" if again else "failed"
         case Cancelled():
             return "cancelled"
         case Released():
             return "handed_back" if job["cancel_requested_at"] is None else "cancelled"
+
+
+def _has_time(job: Row, now: datetime) -> bool:
+    """Tell whether the job's next execution would have a second, after its wait, of the time for all of them (EX-4)."""
+    wait = timedelta(milliseconds=job["backoff_ms"] * 2 ** job["retry_count"])
+    end = job["started_at"] + timedelta(milliseconds=job["run_timeout_ms"])
+    return bool(now + wait + timedelta(seconds=1) <= end)
 
 
 def _short(lease: Lease) -> str:

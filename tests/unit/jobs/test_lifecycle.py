@@ -57,6 +57,7 @@ def row(state: JobState, **changes: object) -> JobRow:
         root_job_id=None,
         parent_job_id=None,
         depth=0,
+        trace_context=None,
         cancel_requested_at=None,
         created_at=NOW,
         started_at=None,

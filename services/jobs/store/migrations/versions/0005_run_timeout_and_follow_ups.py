@@ -1,4 +1,4 @@
-"""How long a run may take in all, and which job a follow-up job comes from.
+"""How long a run may take in all, which job a follow-up job comes from, and the trace that a job belongs to.
 
 Revision ID: 0005
 Revises: 0004
@@ -16,7 +16,10 @@ branch_labels = None
 depends_on = None
 
 # Frozen here: the tables of the code go on without this migration.
-ASCII_36 = sa.String(36).with_variant(VARCHAR(36, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+ASCII_36, ASCII_512 = (
+    sa.String(length).with_variant(VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+    for length in (36, 512)
+)
 
 
 def upgrade() -> None:
@@ -27,6 +30,7 @@ def upgrade() -> None:
             sa.Column("run_timeout_ms", sa.BigInteger(), nullable=True),
             sa.Column("parent_job_id", ASCII_36, nullable=True),
             sa.Column("depth", sa.SmallInteger(), nullable=False, server_default="0"),
+            sa.Column("trace_context", ASCII_512, nullable=True),
         ],
     )
     create_index(op.f("ix_jobs_parent_job_id"), "jobs", ["parent_job_id"], unique=False)
