@@ -151,4 +151,5 @@ async def test_a_check_may_take_minutes() -> None:
 
     async with serving(admin=Admin()) as address, Client(address) as client:
         await client.check_consistency()
-    assert 500 < remaining[0] <= 600
+    # Ten minutes. gRPC tells what remains by the host's clock, which may be set a little in the meantime.
+    assert 590 < remaining[0] < 610
