@@ -126,7 +126,7 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 class Budget(_Part):
-    """What one execution may use (HA-5). Reaching a limit fails the job with `BUDGET_EXHAUSTED`."""
+    """What one execution may use (HA-5). Whoever wants more fails the job with `BUDGET_EXHAUSTED`."""
 
     model_calls: Limit = 20
     tool_calls: Limit = 100

@@ -97,14 +97,14 @@ class Engine:
                 if verdict.backoff > LONGEST_HELD_WAIT or not self._fits(leased, verdict.backoff, held_until):
                     await self._report(beat, execution, Released(reason="retry later", delay=verdict.backoff))
                     return
-                begun = asyncio.get_running_loop().time()
+                waiting_since = asyncio.get_running_loop().time()
                 try:
                     await beat.switch.sleep(verdict.backoff)
                 except RunStopped as stopped:
                     ending = CANCELS[stopped.reason].outcome
                     if isinstance(ending, Released):
                         # Whoever goes on with it waits for the rest.
-                        waited = timedelta(seconds=asyncio.get_running_loop().time() - begun)
+                        waited = timedelta(seconds=asyncio.get_running_loop().time() - waiting_since)
                         ending = replace(ending, delay=max(verdict.backoff - waited, timedelta(0)))
                     await self._report(beat, execution, ending)
                     return
@@ -183,7 +183,7 @@ def _bounded(
 ) -> Iterator[Callable[[CancellationReason], None]]:
     """End an execution's run when its time is over, or when the job's run has to stop, and its work with it (EX-4).
 
-    The harness is told first; it tells whoever registered, and this work as one of them. Yields what stops it.
+    The harness is told first, so that whoever hears of it sees why. Yields what stops the execution.
     """
     harness, run, loop = begun.handler.harness, begun.run, asyncio.get_running_loop()
 

@@ -1,7 +1,4 @@
-"""RESOLVE: find the job type, begin the run that bounds the execution, choose where its code runs, read the snapshot.
-
-One class, because all of it is known from the lease and the definition.
-"""
+"""RESOLVE: find the job type, begin the run that bounds the execution, choose where its code runs, read the snapshot."""
 
 import asyncio
 import math
