@@ -116,6 +116,7 @@ BABBLE = {
     "babble": b"\xff" * 100,
     "nonsense": b"[" * 100_000,
     "lie": b'{"progress": 1e999, "failed": {"code": 7}}',
+    "half": b'{"number": 2, "result": {"text": 7}}',
     "overflow": b'{"progress": true, "call": 1, "request": {}}',
 }
 
@@ -173,7 +174,7 @@ def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0911, PLR0912
         case "flood":
             while True:
                 _say(b'{"progress": 1, "x": [' + b"1," * 100_000 + b"1]}")
-        case "babble" | "nonsense" | "lie" | "overflow" as do:
+        case "babble" | "nonsense" | "lie" | "half" | "overflow" as do:
             _say(BABBLE[do])
             time.sleep(60)
         case "talk":
@@ -185,6 +186,9 @@ def _misbehave(context: Any) -> BaseModel | JsonValue:  # noqa: PLR0911, PLR0912
 def project(job: ProjectedJob, output: Found) -> Projection:
     """Keep where it ran, and call for another job if asked to."""
     assert isinstance(job.input, Wanted)
+    if job.input.do == "fork":
+        # Long enough for the copy to say its piece in the middle of this step.
+        time.sleep(1)
     return Projection(
         artifacts=[
             Artifact(

@@ -130,6 +130,7 @@ async def test_a_budget_holds_wherever_a_handler_runs(client: Client, job_type: 
         ("isolated", "babble", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "nonsense", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "lie", "INTERNAL_HANDLER_ERROR"),
+        ("isolated", "half", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "flood", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "huge", "INTERNAL_HANDLER_ERROR"),
         ("isolated", "orphan", "INTERNAL_HANDLER_DIED"),

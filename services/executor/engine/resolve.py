@@ -1,4 +1,4 @@
-"""RESOLVE: find the job type, begin the run that bounds the execution, choose where its code runs, read the snapshot."""
+"""RESOLVE: find the job type, begin the run that bounds the execution, choose its host, read the snapshot."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""`python -m services.executor.hosts.child FD`: run the code of one execution for an executor (EX-11).
+"""`python -m services.executor.hosts.child SOCKET LIFELINE`: run the code of one execution for an executor (EX-11).
 
 It ends when its executor does, however that ends: a guard, a process beside it, waits for that and kills them all.
 """

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 
 import structlog
@@ -80,16 +81,18 @@ class ProcessHost:
             },
             means,
         )
-        return Output(text=result["text"], hash=result["hash"])
+        with _understood():
+            return Output(text=result["text"], hash=result["hash"])
 
     async def project(self, facts: Facts) -> Projected:
         """Let the child call the projector."""
         result = await self._step({"step": "project", "facts": _facts(facts)})
-        return Projected(
-            artifacts=[ProjectedArtifact(**artifact) for artifact in result["artifacts"]],
-            follow_ups=[FollowUpJob(**follow_up) for follow_up in result["follow_ups"]],
-            rows=[ProjectedRow(**row) for row in result["rows"]],
-        )
+        with _understood():
+            return Projected(
+                artifacts=[ProjectedArtifact(**artifact) for artifact in result["artifacts"]],
+                follow_ups=[FollowUpJob(**follow_up) for follow_up in result["follow_ups"]],
+                rows=[ProjectedRow(**row) for row in result["rows"]],
+            )
 
     async def close(self) -> None:
         """Kill the child, and wait until it is gone."""
@@ -175,15 +178,12 @@ class ProcessHost:
             await asyncio.wait(calls, timeout=ABANDON_AFTER.total_seconds())
 
     async def _listen(self, means: Means | None) -> Frame:
-        try:
+        with _understood():
             while True:
                 if (result := self._heard(await self._receive_or_die(), means)) is not None:
                     return result
                 # However much it says: everybody else's turn comes in between.
                 await asyncio.sleep(0)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            # Somebody's code may write to the connection, too.
-            raise HandlerExit("its process says what nobody understands") from error
 
     def _heard(self, frame: Frame, means: Means | None) -> Frame | None:
         """Take in what the child says; return the result if the step has one.
@@ -286,6 +286,15 @@ class ProcessHost:
                 return f"its process was ended by {_signal_name(-code)}"
             case code:
                 return f"its process ended with status {code}"
+
+
+@contextlib.contextmanager
+def _understood() -> Iterator[None]:
+    """Take nonsense for the end of the code that said it: somebody's code may write to the connection, too."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise HandlerExit("its process says what nobody understands") from error
 
 
 def _facts(facts: Facts) -> Frame:
